@@ -23,7 +23,7 @@ ARGS ?=
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-fast test-gpu-trace test-oldest-numpy test-gpu check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels bench-command bench-emulated clean dist
+.PHONY: help setup explore test test-fast test-gpu-trace test-oldest-numpy test-gpu device-lines check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels bench-command bench-emulated clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
@@ -32,12 +32,13 @@ help:
 	@echo "make test-gpu-trace  the tests on a GPU that is not there: they need Triton, 190 MB"
 	@echo "make test-oldest-numpy  the unit tests with numpy 1.26"
 	@echo "make test-gpu      the tests on an emulated GPU, under the CUDA build of torch $(CUDA_TORCH): it is fetched, 700 MB"
+	@echo "make device-lines  those tests, and which product lines that ask for a device's kind they run"
 	@echo "make check         lint, format and types"
 	@echo "make docs          write the generated parts of README.md and docs/"
 	@echo "make guard         compare the exact facts of a tiny job with their committed baseline"
 	@echo "make bench         the engine beside sweeps and other finders; ARGS=--quick in less than ten minutes"
 	@echo "make gpu-wheels    collect in wheels/ what a machine without a package registry lacks, for Python GPU_PYTHON=$(GPU_PYTHON)"
-	@echo "make gpu-check     what must be seen on a GPU, in 9 minutes a call, with GPU_PYTHON_BIN=$(GPU_PYTHON_BIN); ARGS=--cpu to exercise it"
+	@echo "make gpu-check     what must be seen on a GPU, in 9 minutes a call, with GPU_PYTHON_BIN=$(GPU_PYTHON_BIN); ARGS=--cpu or --emulated to exercise it"
 	@echo "make bench-gpu     make bench on a CUDA device, with GPU_PYTHON_BIN; ARGS=--cpu to exercise it"
 	@echo "make bench-search  the search, replayed and simulated"
 	@echo "make fit-calibration  what the confidence score is worth, fitted anew"
@@ -97,6 +98,11 @@ $(CUDA_STAMP): $(STAMP)
 
 test-gpu: $(CUDA_STAMP)
 	BEXPLORE_CUDA_TORCH=$(CURDIR)/$(CUDA_FOLDER) $(PYTEST) tests/emulated_gpu $(ARGS)
+	BEXPLORE_CUDA_TORCH=$(CURDIR)/$(CUDA_FOLDER) $(BIN)/python -m tests.emulated_gpu.on_device -n 2 -m on_device tests/engine tests/cli $(ARGS)
+
+# Which product lines that ask for the kind of a device those tests run.
+device-lines: $(CUDA_STAMP)
+	$(BIN)/python -m benchmarks.device_lines $(MAKE) test-gpu
 
 # No cache: ruff sorts an import by whether its module is there, and keeps the verdict of a file made before its module.
 check: $(STAMP)

@@ -43,6 +43,7 @@ from benchmarks.engine_jobs import (
     truth_sizes,
 )
 from benchmarks.engine_report import markdown, summary
+from bexplore.host.emulation import is_emulated
 from bexplore.host.machine import package_version, processor_name
 
 RESULTS = Path(__file__).parent / "results"
@@ -126,10 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.cuda and not options.cpu and not has_cuda():
         print("torch finds no CUDA device here, which --cuda needs; --cuda --cpu exercises it", file=sys.stderr)
         return 2
-    name = "engine_cuda_cpu" if options.cpu else "engine_cuda" if options.cuda else "engine"
+    emulates = options.cuda and not options.cpu and is_emulated()
+    name = f"engine_cuda{'_cpu' if options.cpu else '_emulated' if emulates else ''}" if options.cuda else "engine"
     name = "engine_quick" if options.quick else name
-    if options.cpu:
-        JOBS.update(tiny_jobs(options.results / "engine_cuda_cpu_jobs"))
+    if options.cpu or emulates:
+        JOBS.update(tiny_jobs(options.results / f"{name}_jobs", "cuda:0" if emulates else "cpu"))
     known = Known(options.results / f"{name}.jsonl")
     with tempfile.TemporaryDirectory(prefix="bexplore-engine-") as caches:
         units = plan(options, Path(caches))

@@ -67,16 +67,10 @@ _TINY_HF = (
     f"{_HF}.num_attention_heads=2",
 )
 _TINY_TOKENS = ("explore.workload.sequence_length=8", f"{_HF}.vocab_size=64", f"{_HF}.max_position_embeddings=8")
-_ON_CPU = (
-    "train_input.batch_size=16",
-    "explore.device=cpu",
-    "explore.memory_budget=1MiB",  # some tens of samples
-    "explore.max=4",
-    "explore.compile.backend=eager",
-)
-# What makes the jobs for CUDA so small that a CPU without a compiler runs a step in milliseconds, to exercise what is
-# done with them.
-TINY_OVERRIDES: Mapping[str, Sequence[str]] = {
+_TINY = ("train_input.batch_size=16", "explore.max=4")
+_ON_CPU = ("explore.device=cpu", "explore.memory_budget=1MiB", "explore.compile.backend=eager")  # some tens of samples
+# What makes the jobs for CUDA so small that a step takes milliseconds, to exercise what is done with them.
+_TINY_OVERRIDES: Mapping[str, Sequence[str]] = {
     "cuda_gpt": (
         "model.vocab_size=64",
         "model.hidden_size=16",
@@ -84,12 +78,18 @@ TINY_OVERRIDES: Mapping[str, Sequence[str]] = {
         "model.num_heads=2",
         "model.filter_size=32",
         "model.max_position_embeddings=8",
-        *_ON_CPU,
+        *_TINY,
     ),
-    "cuda_llama_hf": (*_TINY_HF, *_TINY_TOKENS, f"{_HF}.num_key_value_heads=2", *_ON_CPU),
-    "cuda_bert": (*_TINY_HF, *_TINY_TOKENS, *_ON_CPU),
-    "cuda_vit": (*_TINY_HF, f"{_HF}.image_size=8", f"{_HF}.patch_size=4", f"{_HF}.num_labels=8", *_ON_CPU),
+    "cuda_llama_hf": (*_TINY_HF, *_TINY_TOKENS, f"{_HF}.num_key_value_heads=2", *_TINY),
+    "cuda_bert": (*_TINY_HF, *_TINY_TOKENS, *_TINY),
+    "cuda_vit": (*_TINY_HF, f"{_HF}.image_size=8", f"{_HF}.patch_size=4", f"{_HF}.num_labels=8", *_TINY),
 }
+
+
+def tiny_overrides(name: str, device: str = "cpu") -> list[str]:
+    """What makes a job for CUDA tiny; on the CPU it is not compiled either."""
+    return [*_TINY_OVERRIDES[name], *(_ON_CPU if device == "cpu" else (f"explore.device={device}",))]
+
 
 # Compile seconds by depth and by candidates are those of a job whose passes cost next to nothing.
 VARIED_CONFIG = FOLDER / "engine_small.yaml"
@@ -99,13 +99,13 @@ DEEP_CONFIG = FOLDER / "engine_deep.yaml"
 CANDIDATES = (4, 16, 64)
 
 
-def tiny_jobs(folder: Path) -> dict[str, EngineJob]:
-    """The jobs for CUDA, tiny and on the CPU, as files in a folder."""
+def tiny_jobs(folder: Path, device: str = "cpu") -> dict[str, EngineJob]:
+    """The jobs for CUDA, tiny and on another device, as files in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     jobs = {}
     for name, job in CUDA_JOBS.items():
         config = folder / job.config.name
-        _write_overridden(job.config, TINY_OVERRIDES[name], config)
+        _write_overridden(job.config, tiny_overrides(name, device), config)
         jobs[name] = dataclasses.replace(job, config=config, expected_s=dict.fromkeys(job.expected_s, 1.0))
     return jobs
 

@@ -38,7 +38,8 @@ def write_program(
         mode: A `SharedMode`; `static` for the exact program of each size.
         sizes: Micro-batch sizes.
         hint: The number of samples that the compiler is told to expect; None for none.
-        largest: A bound on the number of samples, which the worker does not give; None for none.
+        largest: Samples for which kernels of a backed number are chosen; of an unbacked one a bound, which the worker
+            does not give. None for none.
 
     Returns:
         For each size: `micro_batch_size`; `compilations` and `recompile_reasons`; `graphs`, the counts of those that
@@ -71,7 +72,8 @@ def write_program(
     make_limits_loud()
     for module in workload.compiled_modules:
         _move_batch_inside(module, torch.device(job.device))
-    compile_workload(workload, job.compile, compilation, SharedMode(mode), block_classes)
+    backed_largest = largest if mode == "dynamic" else None
+    compile_workload(workload, job.compile, compilation, SharedMode(mode), block_classes, largest_size=backed_largest)
     watch, records = CompilerCounters(), []
     with _programs_kept(fake_mode) as (programs, padded_bytes):
         for size in sizes:
@@ -79,8 +81,9 @@ def write_program(
                 fake = workload.make_batch(size)
             batch = tree_map_only(torch.Tensor, lambda one: torch.zeros(one.shape, dtype=one.dtype), fake)
             if compilation is Compilation.SHARED:
-                mark_batch_dimension(batch, workload.batch_dimensions, SharedMode(mode), hint=hint)
-                if largest is not None:
+                growth = None if backed_largest is None else max(1.0, backed_largest / size)
+                mark_batch_dimension(batch, workload.batch_dimensions, SharedMode(mode), hint=hint, growth=growth)
+                if largest is not None and backed_largest is None:
                     _bound(batch, workload.batch_dimensions, hint, largest)
             workload.forward_backward(batch)
             account = watch.take()

@@ -12,6 +12,8 @@ from bexplore.measurement.probe import Observation, Outcome, Probe
 ROOT = Path(__file__).parents[1]
 JOBS = ROOT / "tests" / "jobs"
 RECORDED = ROOT / "tests" / "recorded"
+# Where the jobs of the tests run: `make test-gpu` names an emulated device.
+DEVICE = os.environ.get("BEXPLORE_TEST_DEVICE", "cpu")
 
 
 def imported_job(
@@ -25,14 +27,18 @@ def imported_job(
     """A job of `tests/jobs/programs.py`; its backend decomposes and partitions as Inductor does but builds nothing."""
     paths = {"model": f"programs:{model}", "batch": f"programs:{batch}", "loss": f"programs:{loss}"}
     compile_settings = fields.pop("compile", CompileSettings(backend=backend))
-    return Job(workload="imported", model=paths, import_root=str(JOBS), compile=compile_settings, **fields)
+    return Job(
+        workload="imported", model=paths, import_root=str(JOBS), compile=compile_settings, **{"device": DEVICE} | fields
+    )
 
 
 def step_job(step: str, **fields) -> Job:
     """A job of a whole step of `tests/jobs/programs.py`."""
     compile_settings = fields.pop("compile", CompileSettings(backend="aot_eager"))
     model = {"step": f"programs:{step}"} | fields.pop("model", {})
-    return Job(workload="imported", model=model, import_root=str(JOBS), compile=compile_settings, **fields)
+    return Job(
+        workload="imported", model=model, import_root=str(JOBS), compile=compile_settings, **{"device": DEVICE} | fields
+    )
 
 
 def observed(micro_batch_size: int = 1, *, number: int = 0, **fields) -> Observation:

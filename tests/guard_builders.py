@@ -7,17 +7,17 @@ from pathlib import Path
 from bexplore.guard import Baseline, Finding, Report, Status, Tier
 from bexplore.guard.baseline import SizeTimes
 from bexplore.trace.program_metrics import Item, ProgramMetrics
-from tests.builders import JOBS
+from tests.builders import DEVICE, JOBS
 
-CONFIG = """\
+CONFIG = f"""\
 train_input:
   batch_size: 24
   micro_batch_size: 4
 explore:
-  device: cpu
+  device: {DEVICE}
   memory_budget: 512MiB
   workload:
-    model: programs:{model}
+    model: programs:{{model}}
     batch: programs:samples
     loss: programs:cross_entropy
 """

@@ -9,7 +9,7 @@ from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.job import CompileSettings, Job, Parallelism
 from bexplore.measurement.probe import Compilation, Observation, Probe
-from tests.builders import JOBS
+from tests.builders import DEVICE, JOBS
 
 NUM_RANKS = 2
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -25,6 +25,7 @@ def job(fault: str = "none", rank: int = 0, at: int = 3, **parallelism) -> Job:
         model=paths | {"arguments": arguments},
         import_root=str(JOBS),
         compile=CompileSettings(enabled=False),
+        device=DEVICE,
         num_replicas=shared.num_replicas,
         parallelism=shared,
     )

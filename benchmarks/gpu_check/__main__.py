@@ -1,4 +1,4 @@
-"""The command: `python -m benchmarks.gpu_check [--cpu] [--minutes 9] [--sections 1 2 | --only NAME ...] [--retry]`.
+"""The command: `python -m benchmarks.gpu_check [--cpu | --emulated] [--minutes 9] [--sections 1 2 | --only NAME]`.
 
 Results: `gpu_check.json` (all facts; the state from which the same command goes on) and `gpu_check.md` (the table).
 """
@@ -6,6 +6,7 @@ Results: `gpu_check.json` (all facts; the state from which the same command goes
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -17,13 +18,19 @@ from benchmarks.gpu_check import running
 from benchmarks.gpu_check.report import markdown
 from benchmarks.gpu_check.state import State
 from benchmarks.gpu_check.steps import STEPS, Step
+from bexplore.emulated_gpu import emulated_environment
+from bexplore.errors import EmulationError
+from bexplore.host.accelerators import DEVICES
+from bexplore.host.emulation import is_emulated
 from bexplore.host.machine import package_version, processor_name
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECORDING = ROOT / "tests" / "recorded" / "cuda_allocator_events.json"
+EMULATED = "h100"
 ENDING_S = 10.0  # to end a step's processes and write the results
-USUAL_ON_CPU_S = 5.0
+USUAL_IF_TINY_S = 5.0
+CUDA_TORCH = "BEXPLORE_CUDA_TORCH"  # a folder with `torch/` and `triton/`, for an interpreter whose torch is another
 
 
 def main(
@@ -40,13 +47,15 @@ def main(
         child: The command that runs one of them.
     """
     options = _options(arguments, steps)
+    if options.emulated and not is_emulated():
+        return _run_emulated(sys.argv[1:] if arguments is None else arguments)
     began_s = time.monotonic()
     device = processor_name() if options.cpu else _gpu_name()
     if not device:
         print("torch finds no CUDA device here; --cpu runs the list with tiny jobs on the CPU", file=sys.stderr)
         return 2
     options.results.mkdir(parents=True, exist_ok=True)
-    name = "gpu_check_cpu" if options.cpu else "gpu_check"
+    name = f"gpu_check{'_cpu' if options.cpu else '_emulated' if is_emulated() else ''}"
     state = State(options.results / f"{name}.json", {"device": device, "torch": package_version("torch")})
     if state.dropped:
         print(f"what is known is of another machine, {state.dropped}: all of it is looked at again", file=sys.stderr)
@@ -66,7 +75,7 @@ def main(
 def _do(step: Step, state: State, options: argparse.Namespace, child: Sequence[str], *, deadline_s: float) -> bool:
     """Run a step if there is time; whether it ended of itself or by its own limit."""
     left_s = deadline_s - ENDING_S - time.monotonic()
-    if left_s < (USUAL_ON_CPU_S if options.cpu else step.usual_s):
+    if left_s < (USUAL_IF_TINY_S if options.cpu or is_emulated() else step.usual_s):
         return False
     ended = running.run(
         step.name,
@@ -87,8 +96,21 @@ def _do(step: Step, state: State, options: argparse.Namespace, child: Sequence[s
 
 def _recording(options: argparse.Namespace) -> Path:
     """A recording of a GPU becomes test data, unless the results go elsewhere."""
-    is_real = not options.cpu and options.results == RESULTS
+    is_real = not options.cpu and not is_emulated() and options.results == RESULTS
     return RECORDING if is_real else Path(options.results) / f"{'cpu' if options.cpu else 'cuda'}_allocator_events.json"
+
+
+def _run_emulated(arguments: Sequence[str]) -> int:
+    """Run the same command where a GPU is emulated; returns its exit status."""
+    folder = os.environ.get(CUDA_TORCH)
+    try:
+        emulated = emulated_environment(DEVICES[EMULATED], torch_folder=Path(folder, "torch") if folder else None)
+    except EmulationError as error:
+        print(f"{error}: {error.hint}", file=sys.stderr)
+        return 2
+    path = os.pathsep.join(filter(None, [folder, str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "benchmarks.gpu_check", *arguments]
+    return subprocess.run(command, env={**os.environ, **emulated, "PYTHONPATH": path}, check=False).returncode
 
 
 def _is_due(step: Step, state: State, options: argparse.Namespace) -> bool:
@@ -114,6 +136,7 @@ def _options(arguments: Sequence[str] | None, steps: Sequence[Step]) -> argparse
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=__doc__)
     names, sections = [step.name for step in steps], sorted({step.section for step in steps})
     parser.add_argument("--cpu", action="store_true", help="tiny jobs on the CPU, to exercise the list itself")
+    parser.add_argument("--emulated", action="store_true", help="tiny jobs on a GPU that is emulated, likewise")
     parser.add_argument("--minutes", type=float, default=9.0, help="end within so many; the same command goes on")
     parser.add_argument("--sections", nargs="+", type=int, choices=sections, help="these sections alone")
     parser.add_argument("--only", nargs="+", choices=names, default=[], metavar="NAME", help="these steps, again")

@@ -27,7 +27,7 @@ def record_events(context: Context) -> Verdict:
     """A process for each size, since the allocator's state is part of the question."""
     recordings = []
     for size in context.sizes(*SIZES):
-        config = context.config("gpt", *([] if context.on_cpu else SMALL))
+        config = context.config("gpt", *([] if context.is_tiny else SMALL))
         context.note(file=str(context.recording))
         command = [sys.executable, "-m", "benchmarks.gpu_check.allocator_steps", json.dumps(config.job.as_dict())]
         done = subprocess.run([*command, str(size)], text=True, capture_output=True, check=False)

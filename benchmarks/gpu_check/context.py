@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_jobs import CUDA_JOBS, TINY_OVERRIDES
+from benchmarks.engine_jobs import CUDA_JOBS, tiny_overrides
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
+from bexplore.host.emulation import is_emulated
 
 Facts = dict[str, Any]
 
@@ -33,6 +34,7 @@ class Context:
 
     def __init__(self, *, on_cpu: bool, notes: Path, known: Mapping[str, Facts], recording: Path) -> None:
         self.on_cpu = on_cpu
+        self.is_tiny = on_cpu or is_emulated()  # where nothing is measured, a step only ends
         self.device = "cpu" if on_cpu else "cuda:0"
         self.known = known
         self.recording = recording
@@ -44,8 +46,8 @@ class Context:
             file.write(json.dumps({"facts": facts}, default=str) + "\n")
 
     def sizes(self, *sizes: int) -> tuple[int, ...]:
-        """Micro-batch sizes; on the CPU none above 4."""
-        return tuple(sorted({min(size, 4) for size in sizes})) if self.on_cpu else sizes
+        """Micro-batch sizes; of tiny jobs none above 4."""
+        return tuple(sorted({min(size, 4) for size in sizes})) if self.is_tiny else sizes
 
     def arguments(self, job: str, *overrides: str, few_layers: bool = False) -> list[str]:
         """A job as the command line takes it: its file and `--set`s."""
@@ -58,6 +60,6 @@ class Context:
         return load_config(path, overrides=[*self._overrides(job, few_layers), *overrides]).on_device(self.device)
 
     def _overrides(self, job: str, few_layers: bool) -> list[str]:
-        if self.on_cpu:
-            return list(TINY_OVERRIDES[f"cuda_{job}"])
+        if self.is_tiny:
+            return tiny_overrides(f"cuda_{job}", self.device)
         return [f"explore.device={self.device}", *([f"{_LAYERS[job]}={FEW_LAYERS}"] if few_layers else [])]

@@ -9,16 +9,17 @@ import sys
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged
 
-MINUTES, MINUTES_ON_CPU = 7.5, 1.5
+MINUTES, MINUTES_IF_TINY = 7.5, 1.5
 KINDS = ("explore", "floor", "sweep", "truth")
 
 
 def run_benchmark(context: Context) -> Verdict:
     """`make bench-gpu` for one job; its own results file keeps what it has measured."""
-    minutes = MINUTES_ON_CPU if context.on_cpu else MINUTES
+    minutes = MINUTES_IF_TINY if context.is_tiny else MINUTES
     asked = ["--cuda", "--jobs", "cuda_gpt", "--runs", "1", "--only", *KINDS, "--minutes", str(minutes)]
-    results = context.recording.parent if context.on_cpu else None
-    more = ["--cpu", "--results", str(results)] if results else []
+    results = context.recording.parent if context.is_tiny else None
+    more = ["--results", str(results)] if results else []
+    more += ["--cpu"] if context.on_cpu else []
     command = [sys.executable, "-m", "benchmarks.engine", *asked, *more]
     done = subprocess.run(command, text=True, capture_output=True, check=False)
     context.note(code=done.returncode, report=done.stdout[-8000:], told=done.stderr[-3000:])

@@ -32,7 +32,7 @@ PROBE_FIELDS = (
 
 def explore(context: Context, *overrides: str) -> Verdict:
     """`bexplore explore` to its end; the result event is kept whole, of each probe the fields that matter."""
-    on_cpu = ["explore.max=4", "explore.effort=quick"] if context.on_cpu else []
+    on_cpu = ["explore.max=4", "explore.effort=quick"] if context.is_tiny else []
     ran = bexplore(["explore", *context.arguments("gpt", *overrides, *on_cpu), "--json", "--fresh"])
     probes = [{name: probe[name] for name in PROBE_FIELDS} for probe in ran.of("probe")]
     result: dict[str, Any] = next(iter(ran.of("result")), {})
@@ -54,7 +54,7 @@ def double(context: Context) -> Verdict:
         return not_run("needs explore_gpt_8gib")
     config = context.config("gpt", f"explore.memory_budget={BUDGET}")
     size, largest, refusal = 1, 0, ""
-    while not refusal and not (context.on_cpu and size > MOST_ON_CPU):
+    while not refusal and not (context.is_tiny and size > MOST_ON_CPU):
         refusal = _refusal(config, size, STEPS)
         context.note(**{f"size_{size}": refusal or "ran"})
         largest, size = (largest, size) if refusal else (size, size * 2)

@@ -103,7 +103,7 @@ def _memory() -> Iterator[Step]:
         yield Step(
             section=2,
             name=f"trace_{job}",
-            expected="predicted/allocated 1.00 +- 0.02; the trace takes <= 256 MiB of the GPU (2, 3, 14, 17 to 19)",
+            expected="predicted/allocated 1.00 +- 0.02; the trace takes <= 256 MiB and a context (2, 3, 14, 17-19)",
             usual_s=100,
             limit_s=300,
             run=partial(memory_steps.trace_and_probe, job=job),

@@ -94,7 +94,7 @@ def test_a_step_that_hangs_is_ended_with_its_children_at_its_limit(listed):
 
 def test_a_step_that_the_end_of_the_time_cuts_off_is_run_by_the_next_call(listed, monkeypatch):
     monkeypatch.setattr("benchmarks.gpu_check.__main__.ENDING_S", 0.0)
-    monkeypatch.setattr("benchmarks.gpu_check.__main__.USUAL_ON_CPU_S", 0.1)
+    monkeypatch.setattr("benchmarks.gpu_check.__main__.USUAL_IF_TINY_S", 0.1)
     assert listed("--minutes", "0.02", names=("hangs",)) == {}
     assert listed(names=("hangs",))["hangs"]["verdict"] == "failed"
 

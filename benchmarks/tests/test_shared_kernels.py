@@ -34,6 +34,18 @@ def test_the_first_mode_on_cuda_has_the_kernels_of_the_exact_program(name):
     assert shared["wide_index_kernels"] == exact["wide_index_kernels"]
 
 
+@pytest.mark.parametrize("name", shared_kernels.MIDDLE_SIZES)
+def test_kernels_for_the_largest_size_are_those_of_the_exact_program_and_compile_twice(name):
+    exact, shared = totals(name, "static"), totals(name, "dynamic_largest")
+    records = KERNELS["programs"][name]["dynamic_largest"]
+
+    for count in ("kernels", "launches"):
+        assert in_all(shared, count) == pytest.approx(in_all(exact, count), rel=0.05)
+    assert shared["wide_index_kernels"] <= 0.1 * in_all(shared, "kernels")  # whose tensors have 2^31 elements
+    by_size = {record["micro_batch_size"]: record["compilations"] for record in records}
+    assert {size for size, count in by_size.items() if count} == {shared_kernels.MIDDLE_SIZES[name], 1}
+
+
 def test_an_unbacked_program_without_a_hint_has_others():
     exact, unbacked = totals("gpt", "static"), totals("gpt", "unbacked")
 

@@ -73,6 +73,7 @@ class RunnerSettings:
         keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
         depth: Identical blocks of the model to keep, and how many there are; None for all of them.
         replica_batch_size: Samples of one replica in a step; None where that is not known.
+        largest_size: Samples of the largest size that may fit; None where that is not known.
         launcher: Starts all ranks of a distributed job; None for one rank of it, or for a job of one device.
         worker_key: That ranks must have which the user starts; None for a new one.
     """
@@ -88,6 +89,7 @@ class RunnerSettings:
     keeps_artifacts: bool = False
     depth: tuple[int, int] | None = None
     replica_batch_size: int | None = None
+    largest_size: int | None = None
     launcher: Launcher | None = None
     worker_key: str | None = None
 
@@ -129,6 +131,7 @@ class RunnerSettings:
             free_memory_bytes=free_memory_bytes,
             artifacts_dir=str(self.artifacts_dir(probe.micro_batch_size)) if is_kept else None,
             replica_batch_size=self.replica_batch_size,
+            largest_size=self.largest_size,
         )
 
 

@@ -130,8 +130,8 @@ class EngineExploration(ResumableExploration):
                 yield self._plan(run, ("the program itself: its trace has another fingerprint",))
             budget = self._budget(facts, cost_model)
             self.selection = self._selected(run, traced, budget)
-            settings = self._runner_settings(started_in, facts, budget)
-            runner = self._runner(settings, workers, cost_model)
+            settings = self._runner_settings(started_in, facts, budget, cost_model)
+            runner = self._runner(settings, workers, cost_model, budget)
             stack.enter_context(runner)
             yield self._traced(cost_model, reason, budget)
             self._refuse_the_impossible(cost_model, budget)
@@ -222,7 +222,7 @@ class EngineExploration(ResumableExploration):
         return stored.with_jobs({variant.name: variant.job for variant in self.config.variants})
 
     def _runner(
-        self, settings: RunnerSettings, workers: Workers, cost_model: CostModel | None
+        self, settings: RunnerSettings, workers: Workers, cost_model: CostModel | None, budget: MemoryBudget
     ) -> EngineRunner | VariantsRunner:
         """Return the runner of the job, or one of all variants, each with workers and a folder of its own."""
         if self.selection.is_plain:
@@ -236,6 +236,7 @@ class EngineExploration(ResumableExploration):
                 job=variant.job,
                 run_dir=settings.run_dir / f"variant_{number}" if number else settings.run_dir,
                 largest_measured=self._largest_measured(number),
+                largest_size=self._largest_size(variant.cost_model, budget),
             )
             runners.append(
                 EngineRunner(
@@ -287,7 +288,9 @@ class EngineExploration(ResumableExploration):
         settings = self._runner_settings(run.directory, facts, budget)
         begin(workers, settings, self._first_probe(None, budget))
 
-    def _runner_settings(self, run_dir: Path, facts: Mapping[str, Any], budget: MemoryBudget) -> RunnerSettings:
+    def _runner_settings(
+        self, run_dir: Path, facts: Mapping[str, Any], budget: MemoryBudget, cost_model: CostModel | None = None
+    ) -> RunnerSettings:
         return RunnerSettings(
             job=self.config.job,
             run_dir=run_dir,
@@ -298,6 +301,7 @@ class EngineExploration(ResumableExploration):
             environment=self._environment,
             keeps_artifacts=True,
             replica_batch_size=self.config.replica_batch_size,
+            largest_size=self._largest_size(cost_model, budget),
             launcher=launcher_of(self.config),
             worker_key=worker_key(),
         )
@@ -452,6 +456,13 @@ class EngineExploration(ResumableExploration):
             judged_by=judged_by(self.config.job.device),
         )
 
+    def _largest_size(self, cost_model: CostModel | None, budget: MemoryBudget) -> int | None:
+        """Return the largest size that is likely to fit; None where there is no trace to tell."""
+        if cost_model is None:
+            return None
+        fits = max(_just_beyond(cost_model.max_micro_batch_size(budget.budget_bytes)), self.config.minimum)
+        return min(fits, self.config.maximum or MAX_SAMPLES)
+
     def _settings(self, cost_model: CostModel | None) -> SearchSettings:
         if not self.selection.is_plain:
             joint = search_settings(self.config, num_variants=len(self.selection.searched))
@@ -487,7 +498,7 @@ class EngineExploration(ResumableExploration):
             traced = [model for model in cost_models if model is not None]
             if len(traced) == len(cost_models):
                 fits = max(model.max_micro_batch_size(budget.budget_bytes) for model in traced)
-                maximum = min(int(fits * BEYOND_TRACE) + 2, MAX_SAMPLES)
+                maximum = _just_beyond(fits)
             if self.config.candidates in OPEN_RULES:
                 maximum = min(maximum, largest_wanted(self.config.job.sequence_length))
         return candidate_sizes(
@@ -561,6 +572,11 @@ class EngineExploration(ResumableExploration):
             why_expected=expected.why,
             warnings=(*plan.warnings, *(() if cost_model else (f"the job cannot be traced: {traced}",))),
         )
+
+
+def _just_beyond(size: int) -> int:
+    """Return the largest size that may fit where a trace says that `size` is the largest."""
+    return min(int(size * BEYOND_TRACE) + 2, MAX_SAMPLES)
 
 
 def _variant_of(result: Result) -> int:

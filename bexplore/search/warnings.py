@@ -15,7 +15,8 @@ from bexplore.units import format_seconds
 # Probes between the first and the last measurement of the base that make their difference a drift. Source: as
 # many as half of `noise_model.DRIFT_LENGTH`; fewer lie within seconds of each other.
 MIN_DRIFT_PROBES = 3
-STATIC = "static"  # the kind of shared program that serves one size, as in `engine.protocol.shared_mode`
+# Kinds of shared program, as in `engine.protocol.shared_mode`: one for each size; one for 1 sample, one for the others.
+STATIC, DYNAMIC = "static", "dynamic"
 
 
 def program_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
@@ -40,7 +41,8 @@ def _unseen_samples(observations: Sequence[Observation]) -> tuple[str, ...]:
 
 def _compilations(observations: Sequence[Observation]) -> tuple[str, ...]:
     search = [item for item in observations if item.probe.compilation.is_for_search]
-    again = [item for item in search if item.num_recompiles]
+    second = _second_programs(search)
+    again = [item for item in search if item.num_recompiles and item not in second]
     static = [item for item in search if item.details.get("shared_mode") == STATIC and item.num_graphs]
     compiled = again or static[1:]
     if not compiled:
@@ -49,6 +51,24 @@ def _compilations(observations: Sequence[Observation]) -> tuple[str, ...]:
     why = reasons[0] if reasons else "its program could not be compiled once for every size"
     took = format_seconds(sum(item.compile_time_s for item in compiled))
     return (f"the search compiled again in {len(compiled)} of {len(search)} probes, {took} in all: {why}",)
+
+
+def _second_programs(search: Sequence[Observation]) -> list[Observation]:
+    """Return the probes that compiled the second of the two programs that a backed number of samples has.
+
+    One sample has a program of its own, for which the compiler takes any length of 1 to be fixed.
+    """
+    found, begun, began_with_one = [], set(), set()
+    for item in search:
+        process, has_one_sample = (item.worker, item.probe.variant), item.micro_batch_size == 1
+        if item.details.get("shared_mode") != DYNAMIC or (process, has_one_sample) in begun:
+            continue
+        begun.add((process, has_one_sample))
+        if has_one_sample and item.num_graphs and not item.num_recompiles:
+            began_with_one.add(process)
+        elif has_one_sample or process in began_with_one:
+            found.append(item)
+    return found
 
 
 def noise_warnings(

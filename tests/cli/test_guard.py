@@ -31,6 +31,7 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.on_device
 def test_the_command_writes_a_baseline_and_later_names_what_became_worse(job, tmp_path):
     written = guard("job.yaml", "--baseline", "guard.json", "--facts", "exact", "--update", cwd=tmp_path)
     assert written.returncode == 0, written.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 import textwrap
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import pytest
 
 from bexplore.emulated_gpu import Faults, emulated_environment
 from bexplore.host.accelerators import DEVICES
-from tests.builders import ROOT
+from tests.emulated_gpu import on_device
+from tests.emulated_gpu.on_device import VARIABLE
 
-VARIABLE = "BEXPLORE_CUDA_TORCH"
 LIMIT_S = 240.0  # for a program that compiles while both processors are busy
 # While Python ends, autograd's thread for a device may take its lock for the first time: that ends the process by a
 # signal, which is PyTorch's own matter.
@@ -60,11 +59,9 @@ def emulate(cuda_folder, kept_cache, tmp_path):
         path = tmp_path / "program.py"
         path.write_text(textwrap.dedent(program) + END)
         emulated = emulated_environment(DEVICES[device], torch_folder=cuda_folder / "torch", faults=faults, **settings)
-        folders = (cuda_folder, ROOT, Path(sysconfig.get_path("purelib")))
-        own = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in folders), "OMP_NUM_THREADS": "1"}
         result = subprocess.run(
             [sys.executable, *launcher, str(path)],
-            env={**os.environ, **emulated, **own, **(environment or {})},
+            env=on_device.environment(cuda_folder, emulated) | (environment or {}),
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

@@ -28,6 +28,7 @@ def _is_rank(pid: int) -> bool:
         return False
 
 
+@pytest.mark.on_device
 def test_two_ranks_are_measured_in_lock_step_and_each_reports_its_memory(tmp_path):
     with AllRanksRunner(settings(tmp_path, job())) as runner:
         first, second = runner(probe(4)), runner(probe(8, number=1))
@@ -43,6 +44,7 @@ def test_two_ranks_are_measured_in_lock_step_and_each_reports_its_memory(tmp_pat
     assert marked() == []
 
 
+@pytest.mark.on_device
 @pytest.mark.promise("a rank is killed, stopped or out of memory", "it is named, and nothing is left")
 @pytest.mark.parametrize(
     ("fault", "rank", "outcome"),
@@ -56,6 +58,7 @@ def test_the_rank_that_fails_is_named_and_nothing_is_left(tmp_path, fault, rank,
     assert marked() == []
 
 
+@pytest.mark.on_device
 def test_a_bug_of_one_rank_is_shown_with_its_own_traceback_and_the_next_size_has_new_ranks(tmp_path):
     with EngineRunner(settings(tmp_path, job("error", 1, at=6))) as runner:
         failed, again = runner(probe(4)), runner(probe(2, number=1))
@@ -76,6 +79,7 @@ def test_a_rank_that_hangs_in_its_own_code_is_found_by_where_the_others_wait(tmp
     assert "in hang" in found.reason
 
 
+@pytest.mark.on_device
 def test_what_one_rank_alone_shows_not_to_fit_is_not_asked_of_all(tmp_path):
     one = dataclasses.replace(job(), model=job().model | {"batch": "rank_faults:large_batch"})
     with AllRanksRunner(dataclasses.replace(settings(tmp_path, one), budget_bytes=64 * 2**20)) as runner:

@@ -112,6 +112,7 @@ def refused(runner: CommandRunner, kind: type[BexploreError] = UserProgramError)
 # What is measured
 
 
+@pytest.mark.on_device
 def test_a_plain_loop_is_measured_and_its_size_replicas_and_accumulation_are_verified(run_of):
     runner = run_of(training("--accumulation", "{accumulation}", num_replicas=1))
 
@@ -125,6 +126,7 @@ def test_a_plain_loop_is_measured_and_its_size_replicas_and_accumulation_are_ver
     assert runner.num_replicas == 1
 
 
+@pytest.mark.on_device
 def test_two_ranks_are_two_replicas_and_the_next_probe_runs_after_one_that_ran_out_of_memory(run_of):
     runner = run_of(training("--fault", "backward:injected", "--rank", "1", "--step", "3", ranks=2))
 
@@ -155,6 +157,7 @@ def test_memory_that_the_limit_refuses_is_out_of_memory_wherever_it_is_asked_for
     assert f'strike("{place}")' in observation.traceback_text
 
 
+@pytest.mark.on_device
 @pytest.mark.parametrize("place", ["forward", "backward", "update"])
 def test_memory_that_is_refused_and_swallowed_by_the_program_is_out_of_memory(run_of, place):
     runner = run_of(training("--fault", f"{place}:injected", "--step", "2", "--swallow"))
@@ -162,6 +165,7 @@ def test_memory_that_is_refused_and_swallowed_by_the_program_is_out_of_memory(ru
     assert runner(probe_of(4)).outcome is Outcome.OUT_OF_MEMORY
 
 
+@pytest.mark.on_device
 def test_a_program_that_shrinks_the_size_by_itself_is_out_of_memory_at_the_size_that_was_asked_for(run_of):
     runner = run_of(training("--fault", "forward:injected", "--shrink"))
 
@@ -184,6 +188,7 @@ def test_a_program_that_drops_batches_without_a_word_is_out_of_memory_at_the_siz
 # Ranks that are lost, wait or differ
 
 
+@pytest.mark.on_device
 @pytest.mark.promise("SIGKILL of one rank of a command", "that rank is named as the cause")
 def test_a_rank_that_is_killed_is_the_cause_and_not_the_connections_that_others_lose(run_of):
     observation = run_of(training("--fault", "update:killed", "--rank", "1", "--step", "2", ranks=2))(probe_of(4))
@@ -231,6 +236,7 @@ def test_a_single_rank_that_sleeps_forever_waits_for_no_other(run_of, monkeypatc
     assert "and the process has not worked since" in observation.reason
 
 
+@pytest.mark.on_device
 def test_ranks_that_wait_for_one_another_in_different_collectives_are_ended(run_of, monkeypatch):
     monkeypatch.setattr(watch, "HANG_S", 4.0)
 
@@ -373,6 +379,7 @@ def test_trackers_are_off_and_the_users_own_sitecustomize_runs(run_of, tmp_path)
     assert (tmp_path / "run" / "environment").read_text() == "disabled"
 
 
+@pytest.mark.on_device
 def test_memory_is_told_by_rank(run_of):
     observation = run_of(training(ranks=2))(probe_of(4))
 
@@ -381,6 +388,7 @@ def test_memory_is_told_by_rank(run_of):
     assert observation.peak_memory_bytes == max(by_rank)
 
 
+@pytest.mark.on_device
 def test_a_bug_of_the_script_is_shown_with_its_own_traceback_and_is_never_too_big(run_of):
     observation = run_of(training("--fault", "forward:bug"))(probe_of(4))
 
@@ -601,6 +609,7 @@ def rows_of_ranks(run_dir: Path, folder: str) -> list[set[str]]:
     return [set(json.loads(path.read_text())["rows"]) for path in sorted(run_dir.rglob(f"{folder}/**/rank-*.json"))]
 
 
+@pytest.mark.on_device
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (2, 0)])
 def test_one_start_serves_several_sizes_which_are_verified_on_every_rank(run_of, tmp_path, ranks, workers):
     command = training("--accumulation", "{accumulation}", "--workers", str(workers), ranks=ranks, num_replicas=ranks)
@@ -716,6 +725,7 @@ def test_a_program_that_takes_one_size_alone_starts_for_each_size_once_that_is_s
     assert not runner.shares_starts
 
 
+@pytest.mark.on_device
 def test_a_size_that_runs_out_of_memory_does_so_in_a_start_of_its_own_and_the_next_sizes_share_one(run_of, tmp_path):
     runner = run_of(training("--largest", "8"), sizes_per_start=8, candidates=(2, 4, 8, 16))
 
@@ -780,6 +790,7 @@ def test_a_python_that_cannot_be_observed_is_refused_after_one_start(run_of, tmp
     assert starts(tmp_path / "run") == ["000_size_4"]
 
 
+@pytest.mark.on_device
 def test_an_exploration_shares_a_start_verifies_its_winner_in_another_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watch, "LEAST_TIMED_S", 0.2)

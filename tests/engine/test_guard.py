@@ -11,12 +11,13 @@ from bexplore.engine.runner import EngineRunner
 from bexplore.guard.paired_timing import run_pair
 from bexplore.guard.snapshot import block_of
 from bexplore.measurement.probe import Compilation, Probe
-from tests.builders import JOBS, imported_job
+from tests.builders import DEVICE, JOBS, imported_job
 from tests.guard_builders import write_job
 
 pytest_plugins = ["pytester"]
 
 
+@pytest.mark.on_device
 def test_live_workers_are_interleaved_without_compiling_again(run_on):
     runner = run_on(imported_job())
     observation = runner(Probe(number=0, micro_batch_size=4, compilation=Compilation.EXACT, max_passes=3))
@@ -25,7 +26,7 @@ def test_live_workers_are_interleaved_without_compiling_again(run_on):
     answer = runner.time_passes(micro_batch_size=4, num_passes=3)
     rounds = run_pair(lambda *n: block_of(runner, 4, *n), lambda *n: block_of(runner, 4, *n), pass_time_s=0.05)
 
-    assert len(answer["pass_times_s"]) == 3
+    assert len(answer["pass_times_s"]) == (3 if DEVICE == "cpu" else 1)  # back to back on an accelerator
     assert answer["cpu_time_s"] > 0
     assert answer["num_compiled"] == 0
     assert all(abs(one.log_wall_ratio) < 10 and abs(one.log_cpu_ratio) < 10 for one in rounds)
@@ -56,6 +57,7 @@ def test_workers_that_are_compared_run_a_round_on_the_same_processors_and_the_ne
     assert set(processors(everywhere, 0)) == {frozenset(allowed)}
 
 
+@pytest.mark.on_device
 def test_a_worker_that_was_started_ahead_runs_the_first_probe(run_on):
     runner = run_on(imported_job())
     runner.start()

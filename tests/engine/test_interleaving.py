@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from bexplore.job import Job
 from bexplore.measurement.interleaving import InterleavedTiming
 from bexplore.measurement.probe import Outcome, Probe, Purpose
@@ -24,6 +26,7 @@ def probe(number: int, size: int, **fields) -> Probe:
     return Probe(number=number, micro_batch_size=size, max_passes=4, **fields)
 
 
+@pytest.mark.on_device
 def test_the_engine_times_sizes_interleaved_in_one_worker(run_on):
     runner = run_on(imported_job())
     first = runner(probe(0, 4))
@@ -42,6 +45,7 @@ def test_the_engine_times_sizes_interleaved_in_one_worker(run_on):
     assert "not_interleaved" not in second.details | again.details
 
 
+@pytest.mark.on_device
 def test_a_size_that_fails_takes_no_round_and_the_probes_own_is_measured_alone(run_on):
     runner = run_on(odd_only())
     runner(probe(0, 3))
@@ -53,6 +57,7 @@ def test_a_size_that_fails_takes_no_round_and_the_probes_own_is_measured_alone(r
     assert "pairs its samples" in observation.details["not_interleaved"]
 
 
+@pytest.mark.on_device
 def test_after_a_failure_the_new_worker_interleaves_sizes_of_the_old_one(run_on):
     runner = run_on(odd_only())
     runner(probe(0, 3))

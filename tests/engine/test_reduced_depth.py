@@ -26,6 +26,7 @@ def deep_job(num_layers: int = 8, *, backend: str = "aot_eager_decomp_partition"
     return Job(workload="decoder", model=model, data={"sequence_length": 16}, sequence_length=16, compile=settings)
 
 
+@pytest.mark.on_device
 def test_two_depths_tell_the_peak_of_the_whole_one_and_compile_once_each(run_on):
     with ReducedDepthRunner(run_on(deep_job()), SHALLOW) as runner:
         reduced, another = (runner(dataclasses.replace(REDUCED, micro_batch_size=size)) for size in (4, 6))

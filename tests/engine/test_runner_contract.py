@@ -18,6 +18,8 @@ from tests.builders import imported_job
 from tests.rank_builders import NUM_RANKS, settings
 from tests.runner_contract import RunnerContract, Subject
 
+pytestmark = pytest.mark.on_device
+
 MIB = 2**20
 
 
@@ -48,12 +50,12 @@ class TestAllRanksRunner(RunnerContract):
 
 
 TRAINING = """
-import sys, torch
-size = int(sys.argv[1])
-model = torch.nn.Linear(4096, 8)
+import os, sys, torch
+size, device = int(sys.argv[1]), os.environ.get("BEXPLORE_TEST_DEVICE", "cpu")
+model = torch.nn.Linear(4096, 8).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 while True:
-    model(torch.ones(size, 4096)).sum().backward()
+    model(torch.ones(size, 4096, device=device)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -82,7 +84,7 @@ class TestCommandRunner(RunnerContract):
 
 
 TRAINING_WITH_LOADER = TRAINING.replace(
-    "while True:\n    model(torch.ones(size, 4096))",
+    "while True:\n    model(torch.ones(size, 4096, device=device))",
     """
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
@@ -90,7 +92,7 @@ class Rows(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return torch.ones(1)
 for batch in torch.utils.data.DataLoader(Rows(), batch_size=size):
-    model(batch.expand(-1, 4096).contiguous())""",
+    model(batch.to(device).expand(-1, 4096).contiguous())""",
 )
 
 

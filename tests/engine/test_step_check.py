@@ -10,6 +10,7 @@ from bexplore.measurement.probe import Outcome, Probe
 from tests.builders import imported_job, step_job
 
 
+@pytest.mark.on_device
 def test_the_engine_refuses_a_step_without_gradients_at_the_first_probe(run_on):
     with pytest.raises(UserInputError, match="no parameter has a gradient"):
         run_on(step_job("NoBackward"))(Probe(number=0, micro_batch_size=1))
@@ -36,6 +37,7 @@ def test_an_evaluation_has_nothing_to_train(run_on):
     assert run_on(job)(Probe(number=0, micro_batch_size=8)).outcome is Outcome.MEASURED
 
 
+@pytest.mark.on_device
 def test_a_size_whose_batch_has_another_number_of_samples_is_a_failure_of_that_size_alone(run_on):
     runner = run_on(imported_job(batch="at_most_fifty"))
 

@@ -238,12 +238,12 @@ class Greedy(Perceptron):
     """Takes 64 MiB a sample in the forward pass."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) + take_memory(x.shape[0]).sum() * 0
+        return super().forward(x) + take_memory(x.shape[0], x.device).sum() * 0
 
 
 @torch.compiler.disable
-def take_memory(samples: int) -> torch.Tensor:
-    return torch.ones(samples, 16 * 2**20)
+def take_memory(samples: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(samples, 16 * 2**20, device=device)
 
 
 def greedy() -> nn.Module:
@@ -257,8 +257,8 @@ class Keeper(Perceptron):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > 50:
-            self.kept.append(take_memory(1))
-        return super().forward(x) + take_memory(x.shape[0]).sum() * 0
+            self.kept.append(take_memory(1, x.device))
+        return super().forward(x) + take_memory(x.shape[0], x.device).sum() * 0
 
 
 def keeper() -> nn.Module:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 REFUSED_BYTES = 64 * 2**30
+DEVICE = torch.device(os.environ.get("BEXPLORE_TEST_DEVICE", "cpu"))
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -71,7 +72,7 @@ def strike(place: str) -> None:
     if HOW == "injected":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     if HOW == "refused":
-        torch.empty(REFUSED_BYTES, dtype=torch.uint8)
+        torch.empty(REFUSED_BYTES, dtype=torch.uint8, device=own_device())
     if HOW == "full":
         raise OSError(28, "No space left on device", "/tmp/cache")
     if HOW == "bug":
@@ -88,6 +89,11 @@ def strike(place: str) -> None:
         torch.distributed.barrier()
     if HOW == "exit":
         sys.exit(3)
+
+
+def own_device() -> torch.device:
+    """Return the device of this rank."""
+    return DEVICE if DEVICE.type == "cpu" else torch.device(DEVICE.type, RANK)
 
 
 def check(size: int) -> None:
@@ -144,7 +150,7 @@ def sample(model: torch.nn.Module, seconds: float) -> None:
     ends_s = time.monotonic() + seconds
     while time.monotonic() < ends_s:
         with torch.no_grad():
-            model(torch.randn(64, 32))
+            model(torch.randn(64, 32, device=own_device()))
 
 
 class Slow:
@@ -177,7 +183,7 @@ def train(model: torch.nn.Module, size: int) -> None:
             if size > OPTIONS.drop_above and num_batches % 2:
                 continue
             try:
-                model(batch).backward()
+                model(batch.to(own_device())).backward()
                 num_passes += 1
                 if num_passes % OPTIONS.accumulation == 0 and not OPTIONS.frozen:
                     optimizer.step()
@@ -203,8 +209,9 @@ def main() -> None:
     """Train, with half of the size where the first one runs out of memory and that is asked for."""
     torch.manual_seed(0)
     if WORLD_SIZE > 1:
-        torch.distributed.init_process_group("gloo")
-    model = DistributedDataParallel(Model()) if WORLD_SIZE > 1 else Model()
+        torch.distributed.init_process_group("gloo" if DEVICE.type == "cpu" else "nccl")
+    model = Model().to(own_device())
+    model = DistributedDataParallel(model) if WORLD_SIZE > 1 else model
     try:
         train(model, OPTIONS.micro_batch_size // (WORLD_SIZE if OPTIONS.divide else 1))
     except RuntimeError as error:

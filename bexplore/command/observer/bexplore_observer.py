@@ -127,6 +127,7 @@ class Observer:
         self.first_backward_at_s = None
         self.is_resumed = False
         self.has_device = False  # an accelerator that the first pass ran on
+        self.device_index = None  # of that accelerator
         self.num_saving = 0  # calls of `torch.save` that are under way
         self.has_pulse = False  # a thread that gives signs of life
         self.read_before = self.passed_before = 0  # batches and passes of this start before the probe
@@ -227,9 +228,19 @@ class Observer:
         """Limit the device of this rank, which is known at the first pass; until then it has all of the device."""
         limit, cuda = self.probe.get("memory_limit_bytes"), self.torch.cuda
         if limit and cuda.is_initialized():
-            device = cuda.current_device()
+            device = self._own_device()
             total = cuda.get_device_properties(device).total_memory
             cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+
+    def _own_device(self):
+        """Return the index of the device with the most tensors: a script need not make its device the current one."""
+        cuda = self.torch.cuda
+        if self.device_index is None:
+            held = [cuda.memory_allocated(index) for index in range(cuda.device_count())]
+            if not any(held):
+                return cuda.current_device()
+            self.device_index = held.index(max(held))
+        return self.device_index
 
     def _watch_resuming(self, kind):
         """Note that an optimizer takes over states before the first step: the training resumes."""
@@ -699,7 +710,7 @@ class Observer:
         cuda = self.torch.cuda
         if not cuda.is_current_stream_capturing():
             event = cuda.Event(enable_timing=True)
-            event.record()
+            event.record(cuda.current_stream(self._own_device()))
             self.update_events.append((kind, event))
 
     def _digest(self, leaves):
@@ -839,8 +850,9 @@ class Observer:
         except OSError:
             self._note("memory", "the resident peak is that of the whole process")
         if self.torch.cuda.is_initialized():
-            self.torch.cuda.reset_peak_memory_stats()
-            self.memory["num_ooms_before"] = self.torch.cuda.memory_stats().get("num_ooms", 0)
+            device = self._own_device()
+            self.torch.cuda.reset_peak_memory_stats(device)
+            self.memory["num_ooms_before"] = self.torch.cuda.memory_stats(device).get("num_ooms", 0)
         elif self.probe.get("profile_memory") and not self.torch.autograd._profiler_enabled():
             self.memory["live_bytes"] = _live_bytes(self.torch)
             try:
@@ -893,7 +905,7 @@ class Observer:
         device = "cpu"
         cuda = self.torch.cuda
         if cuda.is_initialized():
-            device = "cuda:%d" % cuda.current_device()
+            device = "cuda:%d" % self._own_device()
             for read in (lambda: self._read_cuda_events(steps), self._read_cuda_memory):
                 try:
                     read()
@@ -907,7 +919,7 @@ class Observer:
             world_size=world_size,
             backend=backend,
             device=device,
-            device_name=cuda.get_device_name() if device != "cpu" else "",
+            device_name=cuda.get_device_name(device) if device != "cpu" else "",
             is_emulated=hasattr(ctypes.CDLL(None), "bexplore_is_emulated"),
             steps=steps,
             num_passes=self.total_passes,
@@ -946,7 +958,7 @@ class Observer:
 
     def _read_cuda_events(self, steps):
         """Replace host times by device times: the host queues steps before the device has run them."""
-        self.torch.cuda.synchronize()
+        self.torch.cuda.synchronize(self._own_device())
         events = [event for marks in self.events_of_steps for _, event in marks]
         for step, marks in zip(steps, self.events_of_steps):
             begins = [event for kind, event in marks if kind == "begins"]
@@ -957,11 +969,11 @@ class Observer:
             step["update_s"] = sum(a.elapsed_time(b) for a, b in zip(begins, ends)) / 1e3
 
     def _read_cuda_memory(self):
-        cuda = self.torch.cuda
-        statistics = cuda.memory_stats()
+        cuda, device = self.torch.cuda, self._own_device()
+        statistics = cuda.memory_stats(device)
         self.memory.update(
-            peak_bytes=cuda.max_memory_allocated(),
-            reserved_peak_bytes=cuda.max_memory_reserved(),
+            peak_bytes=cuda.max_memory_allocated(device),
+            reserved_peak_bytes=cuda.max_memory_reserved(device),
             num_ooms=statistics.get("num_ooms", 0),
             num_alloc_retries=statistics.get("num_alloc_retries", 0),
         )

@@ -132,6 +132,7 @@ class ProbeRequest(Request):
         artifacts_dir: Keeps what the compiler makes; None for the compiler's usual cache.
         replica_batch_size: Samples of one replica in a step, which decides what the reduction of gradients costs a
             pass; None where that is not known.
+        largest_size: Samples of the largest size that may fit; None where that is not known.
     """
 
     job: Job
@@ -143,6 +144,7 @@ class ProbeRequest(Request):
     free_memory_bytes: int | None = None
     artifacts_dir: str | None = None
     replica_batch_size: int | None = None
+    largest_size: int | None = None
 
 
 class Prepare(ProbeRequest):

@@ -13,8 +13,15 @@ _SPLITS_BY_HINT = (2, 12)
 class SharedMode(StrEnum):
     """How the number of samples is made symbolic.
 
-    An unbacked number has no hint to specialise on, so that one program serves every size; a backed one compiles again
-    for a single sample and at the backend's own thresholds; a static one compiles for every size.
+    | mode | programs of a search |
+    |---|---|
+    | nested, unbacked | one: a number without a hint leaves nothing to specialise on |
+    | dynamic | two: one for a single sample, whose length the compiler takes to be fixed, and one for all others |
+    | static | one for each size |
+
+    The dynamic one chooses kernels on an accelerator as for the largest size that may fit, where they depend on the
+    number of samples: see `choose_kernels_for_largest`. Beyond that size it compiles again, where indices of 32 bits
+    end; without a trace that tells the size, wherever other kernels would be chosen.
     """
 
     NESTED = "nested"  # unbacked, and repeated blocks are compiled once, as a region inside the whole
@@ -29,7 +36,7 @@ class SharedMode(StrEnum):
 
 
 # The order in which modes are tried. On a CPU one compilation for all sizes is worth most: its kernels are loops whose
-# code depends on no size. On CUDA only a backed number has the kernels of the exact program, at the price of about four
+# code depends on no size. On CUDA only a backed number has the kernels of the exact program, at the price of two
 # compilations (benchmarks/results/shared_kernels.md). With an unbacked one, hint or not, indices have 64 bits,
 # reductions over rows are not fused with those over columns (`MixOrderReduction.can_fuse` in
 # torch/_inductor/scheduler.py) and attention does not take cuDNN's kernel, which has a largest batch

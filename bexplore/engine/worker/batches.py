@@ -27,13 +27,22 @@ class Batches:
         workload: Built.
         compilation: The program that will run them.
         shared_mode: How a shared program treats the number of samples.
+        largest_size: Samples for which its kernels are chosen; None to choose them for the first size.
 
     Attributes:
         device: That of the job.
     """
 
-    def __init__(self, workload: Workload, compilation: Compilation, shared_mode: SharedMode) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        compilation: Compilation,
+        shared_mode: SharedMode,
+        *,
+        largest_size: int | None = None,
+    ) -> None:
         self._workload, self._compilation, self._shared_mode = workload, compilation, shared_mode
+        self._size, self._largest_size = 1, largest_size
         self.device = torch.device(workload.job.device)
         self._hint: int | None = None  # samples for which an accelerator's kernels are chosen
 
@@ -80,11 +89,13 @@ class Batches:
 
     def mark(self, tree: Any, dimensions: list[int | None] | None) -> None:
         """Declare the sample dimensions of the tensors of a pytree symbolic, as the shared program needs it."""
-        mark_batch_dimension(tree, dimensions, self._shared_mode, hint=self._hint)
+        growth = None if self._largest_size is None else max(1.0, self._largest_size / self._size)
+        mark_batch_dimension(tree, dimensions, self._shared_mode, hint=self._hint, growth=growth)
 
     def _ready(self, batch: Batch, micro_batch_size: int) -> Batch:
         batch = tree_map(_with_standard_strides, batch)
         if self.serve_several_sizes:
+            self._size = micro_batch_size
             self._hint = self._hint or (None if self.device.type == "cpu" else micro_batch_size)
             self.mark(batch, self._workload.batch_dimensions)
         if self.serve_several_lengths and self._length_dimensions:

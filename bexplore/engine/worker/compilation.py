@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import threading
@@ -98,11 +99,15 @@ def compile_workload(
     compilation: Compilation,
     shared_mode: SharedMode,
     block_classes: Sequence[type[torch.nn.Module]],
+    *,
+    largest_size: int | None = None,
 ) -> None:
     """Compile the workload's modules in place; nothing is built before the first pass.
 
     Args:
         block_classes: Of the blocks that are compiled once in a nested one; see `repeated_classes`.
+        largest_size: Samples, for which a shared program's kernels are chosen where it depends on their number; None to
+            compile again where another kernel would be chosen.
     """
     if compilation is Compilation.EAGER or not settings.enabled:
         return
@@ -114,6 +119,8 @@ def compile_workload(
             make_convolutions_opaque()
     if compilation is Compilation.SHARED and shared_mode is SharedMode.DYNAMIC:
         torch_private.choose_layout_as_for_a_number()
+        if largest_size is not None:
+            torch_private.choose_kernels_for_largest(largest_size)
     if compilation is Compilation.SHARED and shared_mode is SharedMode.NESTED:
         nest(block_classes)
     arguments: dict[str, Any] = {"backend": settings.backend, "fullgraph": settings.fullgraph}
@@ -128,7 +135,12 @@ def compile_workload(
 
 
 def mark_batch_dimension(
-    batch: Batch, dimensions: list[int | None] | None, mode: SharedMode, *, hint: int | None = None
+    batch: Batch,
+    dimensions: list[int | None] | None,
+    mode: SharedMode,
+    *,
+    hint: int | None = None,
+    growth: float | None = None,
 ) -> None:
     """Declare the sample dimension of every tensor of a batch symbolic, and nothing else.
 
@@ -138,6 +150,7 @@ def mark_batch_dimension(
             the batch is not known (a list of samples, say), so that nothing can be marked.
         hint: The number of samples that the compiler is to choose kernels for where it must not rely on any; None for
             its own default, which is thousands. It is not guarded: another one compiles nothing anew.
+        growth: The largest number of samples over that of this batch; None where it is not known.
     """
     if mode is SharedMode.STATIC or dimensions is None:
         return
@@ -148,6 +161,8 @@ def mark_batch_dimension(
             continue
         if mode is SharedMode.DYNAMIC:
             torch_private.mark_dynamic(tensor, dimension)
+            if growth is not None:
+                torch_private.expect_length(tensor.shape[dimension], math.ceil(tensor.shape[dimension] * growth))
         else:
             torch_private.mark_unbacked(tensor, dimension, hint=hint)
 

@@ -116,7 +116,9 @@ class Session:
             replica_batch_size=request.replica_batch_size,
         )
         self.shared_mode = feasible_mode(self.workload, request.shared_mode, block_classes)
-        self.batches = Batches(self.workload, compilation, self.shared_mode)
+        # Where kernels do not depend on the number of samples, none needs to be expected.
+        largest_size = None if self.device.type == "cpu" else request.largest_size
+        self.batches = Batches(self.workload, compilation, self.shared_mode, largest_size=largest_size)
         self._memory_step = MemoryStep(self.steps, self.device, self.limit, is_training=self.is_training)
         self._timer = SizeTimer(
             self.steps,
@@ -126,17 +128,26 @@ class Session:
             compile_pass=self._compile_pass,
             report=report,
         )
-        self._compile(block_classes, request.artifacts_dir)
+        self._compile(block_classes, request.artifacts_dir, largest_size)
         report(stage="warm")
         self._products_per_s = warm_device(self.device)
 
-    def _compile(self, block_classes: list[type[torch.nn.Module]], artifacts_dir: str | None) -> None:
+    def _compile(
+        self, block_classes: list[type[torch.nn.Module]], artifacts_dir: str | None, largest_size: int | None
+    ) -> None:
         """Have the workload compiled when it first runs."""
         if self.workload.is_compiled_by_block and self.batches.serve_several_sizes:
             with self._around_steps():
                 dimensions = sample_dimensions(self.workload)
             mark_inputs(self.workload.compiled_modules, dimensions, self.batches.mark)
-        compile_workload(self.workload, self.job.compile, self.compilation, self.shared_mode, block_classes)
+        compile_workload(
+            self.workload,
+            self.job.compile,
+            self.compilation,
+            self.shared_mode,
+            block_classes,
+            largest_size=largest_size,
+        )
         if artifacts_dir is not None:
             self.toolchain.wait()
             keep_artifacts_in(Path(artifacts_dir))

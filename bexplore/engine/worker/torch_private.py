@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
+import sympy
 import torch
 import torch._functorch.config as functorch_config
 import torch._higher_order_ops
@@ -22,20 +23,25 @@ from torch._dynamo import decorators
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.callback import callback_handler
 from torch._inductor import graph as inductor_graph
+from torch._inductor import scheduler as inductor_scheduler
 from torch._inductor.codecache import CppPythonBindingsCodeCache
+from torch._inductor.codegen import simd, triton_utils
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 __all__ = [
     "FakeTensorMode",
     "around_compilations",
     "check_batch_statistics_at_run_time",
+    "choose_kernels_for_largest",
     "choose_layout_as_for_a_number",
     "compile_cpp_kernel",
     "compile_id",
     "compiler_cache_dir",
     "compute_constants_at_run_time",
+    "expect_length",
     "graph_break_records",
     "keep_activations_within",
     "make_limits_loud",
@@ -168,6 +174,70 @@ def choose_layout_as_for_a_number() -> None:
             return bool(decide(gm, is_inference=is_inference))
 
     GraphLowering.decide_layout_opt = staticmethod(decide_as_for_a_number)  # type: ignore[method-assign]  # no door
+
+
+def choose_kernels_for_largest(micro_batch_size: int) -> None:
+    """Let Inductor choose kernels of a symbolic length as for the largest that `expect_length` tells, without a guard.
+
+    By itself it chooses for the length that it compiles for and guards that choice, so that lengths on its other side
+    are compiled again: two reductions of a normalization are one kernel from 5 * 2^20 elements on, and indices have 64
+    bits from 2^31 elements on. These kernels are right on both sides; the guard stays where indices have 32 bits.
+    Source: `MixOrderReduction.can_fuse` in torch/_inductor/scheduler.py, `expr_fits_within_32bit` in
+    torch/_inductor/utils.py (torch 2.11 to 2.13). For this whole process, whose programs get cache keys of their own.
+
+    Args:
+        micro_batch_size: The largest number of samples.
+    """
+    torch.compiler.config.cache_key_tag = f"bexplore: kernels for {micro_batch_size} samples"
+    reductions: Any = inductor_scheduler.MixOrderReduction  # torch has no door for any of this
+    if hasattr(reductions, "is_for_largest"):
+        return
+    for module in (simd, triton_utils):
+        fits = module.expr_fits_within_32bit
+        module.expr_fits_within_32bit = _fits_at_largest(fits)  # type: ignore[attr-defined]  # no door
+    can_fuse = reductions.can_fuse
+
+    def can_fuse_at_largest(*nodes: Any) -> bool:
+        sizes = V.graph.sizevars
+        evaluate = sizes.evaluate_expr
+
+        def evaluate_at_largest(left: Any, *options: Any, **named: Any) -> bool:
+            value = _at_largest(left)
+            return evaluate(left, *options, **named) if value is None else bool(value)
+
+        with mock.patch.object(sizes, "evaluate_expr", evaluate_at_largest):
+            return bool(can_fuse(*nodes))
+
+    reductions.can_fuse = can_fuse_at_largest
+    reductions.is_for_largest = True  # so that it is not wrapped twice
+
+
+def expect_length(length: int, largest: int) -> None:
+    """Tell `choose_kernels_for_largest` the largest length in place of one that may be compiled for."""
+    _largest_lengths[length] = max(largest, _largest_lengths.get(length, 0))
+
+
+_largest_lengths: dict[int, int] = {}  # length that is compiled for -> the largest in its place
+
+
+def _fits_at_largest(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def fits_at_largest(expression: Any) -> bool:
+        largest = _at_largest(expression)
+        return fits(expression) and (largest is None or bool(largest <= torch.iinfo(torch.int32).max))
+
+    return fits_at_largest
+
+
+def _at_largest(expression: Any) -> Any:
+    """Return the value of an expression of lengths at their largest; None where it has one that was not seen."""
+    sizes = V.graph.sizevars
+    environment = sizes.shape_env
+    known = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
+    expression = sympy.sympify(expression).subs(sizes.inv_precomputed_replacements)
+    if any(symbol not in known for symbol in expression.free_symbols):
+        return None
+    values = {symbol: int(known[symbol]) for symbol in expression.free_symbols}
+    return expression.subs({symbol: _largest_lengths.get(value, value) for symbol, value in values.items()})
 
 
 def trace_region_schemas_once() -> None:

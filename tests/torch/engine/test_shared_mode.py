@@ -9,14 +9,21 @@ from unittest import mock
 import pytest
 import torch
 import torch._inductor.config
+from torch._dynamo.source import ConstantSource
+from torch._inductor.codegen import simd, triton_utils
 from torch._inductor.fx_passes import pad_mm
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import FixedLayout
+from torch._inductor.scheduler import MixOrderReduction
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
+from torch._inductor.sizevars import SizeVarAllocator
+from torch._inductor.virtualized import V
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._pytree import tree_leaves
 
 from bexplore.engine.protocol.messages import RunProbe
 from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.worker import torch_private
 from bexplore.engine.worker.compilation import compile_workload, feasible_mode, mark_batch_dimension
 from bexplore.engine.worker.session import Session
 from bexplore.job import Job
@@ -112,3 +119,38 @@ def test_kernels_are_chosen_at_the_hinted_size_and_not_at_thousands_of_samples()
     # An odd vocabulary asks for padding; `mode: max-autotune` asks for templates.
     assert max(padded_gib, example_gib) < 1
     assert min(padded_without_gib, example_without_gib) > 700
+
+
+@pytest.fixture
+def chosen_for_largest(monkeypatch):
+    """Kernels of this process are chosen for lengths of up to 64 where 4 is compiled for; no longer after the test."""
+    for module in (simd, triton_utils):
+        monkeypatch.setattr(module, "expr_fits_within_32bit", module.expr_fits_within_32bit)
+    monkeypatch.setattr(MixOrderReduction, "can_fuse", MixOrderReduction.can_fuse)
+    monkeypatch.setattr(MixOrderReduction, "is_for_largest", True, raising=False)
+    monkeypatch.delattr(MixOrderReduction, "is_for_largest")  # set anew below, and gone once both are undone
+    monkeypatch.setattr(torch_private, "_largest_lengths", {})
+    with torch.compiler.config.patch(cache_key_tag=""):
+        torch_private.choose_kernels_for_largest(64)
+        torch_private.expect_length(4, 64)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("elements_per_sample", "fits"), [(2**24, True), (2**25 - 1, True), (2**25, False), (2**29, False)]
+)
+def test_indices_have_64_bits_where_those_of_the_largest_size_do(chosen_for_largest, elements_per_sample, fits):
+    environment = ShapeEnv()
+    samples = environment.create_symbol(4, ConstantSource("samples"), dynamic_dim=DimDynamic.DYNAMIC)
+    graph = types.SimpleNamespace(sizevars=SizeVarAllocator(environment), aot_compilation=False)
+    with V.set_graph_handler(graph):
+        assert simd.expr_fits_within_32bit(samples * elements_per_sample) is fits
+    assert environment.guards == []
+
+
+def test_a_length_that_nobody_expects_is_judged_as_it_is(chosen_for_largest):
+    environment = ShapeEnv()
+    length = environment.create_symbol(5, ConstantSource("length"), dynamic_dim=DimDynamic.DYNAMIC)
+    graph = types.SimpleNamespace(sizevars=SizeVarAllocator(environment), aot_compilation=False)
+    with V.set_graph_handler(graph):
+        assert simd.expr_fits_within_32bit(length * 2**28)

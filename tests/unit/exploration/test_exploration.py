@@ -66,6 +66,15 @@ def test_kernels_that_are_tuned_at_their_first_launch_meet_a_middle_size(
     assert exploration._first_probe(cost_model, BUDGET).micro_batch_size == 1
 
 
+@pytest.mark.parametrize(("cost_model", "size"), [(ONE_GIB_A_SAMPLE, 82), (None, None)])
+def test_a_worker_is_told_the_largest_size_that_may_fit_with_a_margin(tmp_path, cost_model, size):
+    exploration = EngineExploration(config(tmp_path, "cuda:0"), ExploreOptions())
+
+    settings = exploration._runner_settings(tmp_path, FACTS, BUDGET, cost_model)
+
+    assert settings.largest_size == size  # 64 GiB of 1 GiB a sample, a quarter more
+
+
 def test_settings_of_torch_reach_the_job(tmp_path):
     assert config(tmp_path, "cpu").job.torch == TorchSettings(cudnn_benchmark=True)
 

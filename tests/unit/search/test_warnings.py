@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.search.warnings import program_warnings, samples_are_seen
 from tests.builders import observed
@@ -26,6 +28,30 @@ def test_a_program_for_each_size_is_told_too():
 
     assert "in 2 of 3 probes, 10.0 s" in warning
     assert "could not be compiled once for every size" in warning
+
+
+DYNAMIC = {"shared_mode": "dynamic"}
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 4, 1), (8, 1, 4)])
+def test_the_program_of_one_sample_beside_that_of_all_others_is_nothing_to_tell(sizes):
+    first, second, *later = (observed(size, worker=1, details=DYNAMIC) for size in sizes)
+    first = dataclasses.replace(first, num_graphs=1, num_recompiles=0)
+    second = dataclasses.replace(second, num_graphs=1, num_recompiles=1, compile_time_s=9.0)
+
+    assert program_warnings([first, second, *later]) == ()
+
+
+def test_a_third_program_is_told_whether_a_size_of_its_own_was_compiled_ahead_or_not():
+    reason = "51463168*samples <= 2147483647"
+    again = {"num_graphs": 1, "num_recompiles": 1, "compile_time_s": 9.0, "worker": 1}
+    one, third = (observed(size, details=DYNAMIC | {"recompile_reasons": (reason,)}, **again) for size in (1, 64))
+
+    (warning,) = program_warnings([one, observed(8, worker=1, details=DYNAMIC), third])
+    (of_ahead,) = program_warnings([one, third])
+
+    assert warning == f"the search compiled again in 1 of 3 probes, 9.00 s in all: {reason}"
+    assert "in 1 of 2 probes" in of_ahead
 
 
 def test_one_compilation_for_all_sizes_and_that_of_the_answer_are_nothing_to_tell():
