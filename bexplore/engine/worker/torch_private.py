@@ -1,4 +1,8 @@
-"""Private interfaces of torch that a worker needs, all in this file. Read with torch 2.11 to 2.13."""
+"""Private interfaces of torch that a worker needs, all in this file.
+
+`host.torch_interfaces` lists them, and what is lost without each. Those that an exploration can do without are looked
+up when they are used.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,13 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo import decorators
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.callback import callback_handler
-from torch._inductor import graph as inductor_graph
-from torch._inductor.codecache import CppPythonBindingsCodeCache
-from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bexplore.host.torch_interfaces import find_interface
+
 __all__ = [
+    "CAN_MARK_UNBACKED",
     "FakeTensorMode",
     "around_compilations",
     "check_batch_statistics_at_run_time",
@@ -50,6 +54,7 @@ __all__ = [
 
 mark_dynamic: Callable[[torch.Tensor, int], None] = decorators.mark_dynamic
 prefer_dynamic: Callable[[torch.Tensor, int], None] = decorators.maybe_mark_dynamic
+CAN_MARK_UNBACKED = hasattr(decorators, "mark_unbacked")
 zero_in_place: Callable[[list[torch.Tensor]], None] = torch._foreach_zero_
 
 
@@ -152,7 +157,7 @@ def compiler_cache_dir() -> Path:
 
 def compile_cpp_kernel(code: str) -> None:
     """Compile a C++ kernel of one float argument as Inductor does, into its cache."""
-    CppPythonBindingsCodeCache.load_pybinding(["float*"], code)
+    find_interface("torch._inductor.codecache.CppPythonBindingsCodeCache.load_pybinding")(["float*"], code)
 
 
 def choose_layout_as_for_a_number() -> None:
@@ -161,13 +166,16 @@ def choose_layout_as_for_a_number() -> None:
     Off the CPU it leaves them contiguous where a size is symbolic, and may have channels last where it is a number.
     Source: `GraphLowering.decide_layout_opt` (torch 2.11 to 2.13). For this whole process.
     """
-    decide = GraphLowering.decide_layout_opt
+    graph = find_interface("torch._inductor.graph")
+    decide = find_interface("torch._inductor.graph.GraphLowering.decide_layout_opt")
+    if decide is None or not hasattr(graph, "has_free_symbols"):
+        return
 
     def decide_as_for_a_number(gm: torch.fx.GraphModule, *, is_inference: bool) -> bool:
-        with mock.patch.object(inductor_graph, "has_free_symbols", return_value=False):
+        with mock.patch.object(graph, "has_free_symbols", return_value=False):
             return bool(decide(gm, is_inference=is_inference))
 
-    GraphLowering.decide_layout_opt = staticmethod(decide_as_for_a_number)  # type: ignore[method-assign]  # no door
+    graph.GraphLowering.decide_layout_opt = staticmethod(decide_as_for_a_number)
 
 
 def trace_region_schemas_once() -> None:
@@ -203,7 +211,7 @@ def check_batch_statistics_at_run_time() -> None:
     the program is compiled again for each size. That there is a sample at all answers the next check of the kind,
     whether the input is empty (`_batch_norm_impl_index` in aten/src/ATen/native/Normalization.cpp).
     """
-    original = F._verify_batch_size  # type: ignore[attr-defined]  # private, and in no stub
+    original = find_interface("torch.nn.functional._verify_batch_size")
     if isinstance(original, FunctionType) and not hasattr(original, "is_checked_at_run_time"):
         F._verify_batch_size = _checked_at_run_time(original)  # type: ignore[attr-defined]  # as above
 
