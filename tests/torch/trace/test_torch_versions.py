@@ -52,7 +52,7 @@ JOBS = {
     "LLaMA, compiled": Job(**LLAMA),
     "ResNet, compiled": Job(**RESNET),
 }
-# Memory is planned alike in all versions. What kernels move depends on what is fused, and on the operators of a version:
+# Memory is planned alike in all versions. What kernels move depends on what is fused and on a version's operators:
 # up to 8.5 % in either direction.
 WITHIN = {"bytes_moved": 0.1}
 SAME = 0.001
