@@ -12,6 +12,9 @@ from typing import Any
 # Of each the latest patch was run. Source: the table in docs/guide.md, "Versions of PyTorch".
 CHECKED_VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
+# Those on which the program of a GPU that is not there was planned, and compared with the recorded ones.
+ABSENT_GPU_VERSIONS = ("2.13", "2.15")
+
 _TRACE = "the trace: memory and speed of a job are known from probes alone"
 _JOBS = "explorations of a job; a training command is explored all the same"
 _ONE_PROGRAM = "one program for all sizes where the compiler knows of no size: each has its thresholds, or is compiled"

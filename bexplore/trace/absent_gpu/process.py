@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bexplore.errors import TraceError
 from bexplore.host.json_files import cache_folder
-from bexplore.host.torch_interfaces import CHECKED_VERSIONS, is_checked
+from bexplore.host.torch_interfaces import ABSENT_GPU_VERSIONS
 from bexplore.trace.gpu_properties import GpuProperties
 
 _SOURCE = Path(__file__).with_name("guard.cpp")
@@ -37,8 +37,8 @@ def reason_against() -> str:
         torch_version = version("torch")
     except PackageNotFoundError:
         return "torch is not installed: pip install torch"
-    if not is_checked(torch_version):  # what is replaced here differs between versions
-        checked = f"{CHECKED_VERSIONS[0]} to {CHECKED_VERSIONS[-1]}"
+    if ".".join(torch_version.split(".")[:2]) not in ABSENT_GPU_VERSIONS:  # what is replaced differs between versions
+        checked = " and ".join(ABSENT_GPU_VERSIONS)
         return f"planning for an absent device was checked with torch {checked}, not {torch_version}"
     return ""
 
