@@ -13,17 +13,20 @@ COMMAND_VENV := .venv-command
 COMMAND_STAMP := $(COMMAND_VENV)/.installed
 # As many processes as the tests get use the processors already: threads of torch and numpy beside them only wait.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
-# The CUDA build of PyTorch and its Triton alone, for an emulated GPU: no library of NVIDIA's.
-CUDA_TORCH ?= 2.13.0
-CUDA_FOLDER := .cuda/$(CUDA_TORCH)
+# The CUDA build of a PyTorch and its Triton alone: emulated libraries stand in for NVIDIA's.
+TORCH ?= 2.13.0
+CUDA_FOLDER := .cuda/$(TORCH)
 CUDA_STAMP := $(CUDA_FOLDER)/.installed
+# That PyTorch in an environment of its own over $(VENV).
+TORCH_VENV := .venv-torch/$(TORCH)
+TORCH_STAMP := $(TORCH_VENV)/.installed
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 # A machine with a GPU: the Python there that has torch, and its version for the wheels that are collected here.
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-fast test-gpu-trace test-oldest-numpy test-gpu device-lines check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels bench-command bench-emulated clean dist
+.PHONY: help setup explore test test-fast test-gpu-trace test-oldest-numpy test-gpu test-torch device-lines check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels bench-command bench-emulated clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
@@ -31,8 +34,9 @@ help:
 	@echo "make test-fast     run the tests that need neither torch nor a worker: less than a minute"
 	@echo "make test-gpu-trace  the tests on a GPU that is not there: they need Triton, 190 MB"
 	@echo "make test-oldest-numpy  the unit tests with numpy 1.26"
-	@echo "make test-gpu      the tests on an emulated GPU, under the CUDA build of torch $(CUDA_TORCH): it is fetched, 700 MB"
+	@echo "make test-gpu      the tests on an emulated GPU, under the CUDA build of torch $(TORCH): it is fetched, 700 MB"
 	@echo "make device-lines  those tests, and which product lines that ask for a device's kind they run"
+	@echo "make test-torch    the tests under the CUDA build of TORCH=$(TORCH), without a device; ARGS='-k name' picks some"
 	@echo "make check         lint, format and types"
 	@echo "make docs          write the generated parts of README.md and docs/"
 	@echo "make guard         compare the exact facts of a tiny job with their committed baseline"
@@ -91,9 +95,9 @@ test-oldest-numpy: $(NUMPY_STAMP)
 
 # The machine's own constraints and wheels may hold the CPU build of the same version.
 $(CUDA_STAMP): $(STAMP)
-	PIP_CONSTRAINT=/dev/null PIP_FIND_LINKS= $(BIN)/python -m pip install --quiet --no-deps --only-binary=:all: --upgrade --target $(CUDA_FOLDER) 'torch===$(CUDA_TORCH)'
+	PIP_CONSTRAINT=/dev/null PIP_FIND_LINKS= $(BIN)/python -m pip install --quiet --no-deps --only-binary=:all: --upgrade --target $(CUDA_FOLDER) 'torch===$(TORCH)'
 	PIP_CONSTRAINT=/dev/null PIP_FIND_LINKS= $(BIN)/python -m pip install --quiet --no-deps --only-binary=:all: --upgrade --target $(CUDA_FOLDER) \
-		"$$(sed -n 's/^Requires-Dist: \(triton==[0-9.]*\).*/\1/p' $(CUDA_FOLDER)/torch-*.dist-info/METADATA | head -n 1)"
+		"$$(sed -n 's/^Requires-Dist: \(triton[^;]*\).*/\1/p' $(CUDA_FOLDER)/torch-*.dist-info/METADATA | head -n 1)"
 	touch $(CUDA_STAMP)
 
 test-gpu: $(CUDA_STAMP)
@@ -103,6 +107,19 @@ test-gpu: $(CUDA_STAMP)
 # Which product lines that ask for the kind of a device those tests run.
 device-lines: $(CUDA_STAMP)
 	$(BIN)/python -m benchmarks.device_lines $(MAKE) test-gpu
+
+# A .pth file and not PYTHONPATH: the tests start programs with paths of their own. Lines of it that import are run.
+$(TORCH_STAMP): $(CUDA_STAMP)
+	test -x $(TORCH_VENV)/bin/python || $(BIN)/python -m venv --without-pip $(TORCH_VENV)
+	$(BIN)/python -c 'import sysconfig; print("$(CURDIR)/$(CUDA_FOLDER)"); print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(TORCH_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch_and_shared.pth"
+	touch $(TORCH_STAMP)
+
+# PyTorch finds the libraries where NVIDIA's packages would put them, and sees no device there.
+test-torch: $(TORCH_STAMP)
+	mkdir -p $(CUDA_FOLDER)/nvidia/cu13/lib
+	ln -sf "$$($(TORCH_VENV)/bin/python -c 'from bexplore.emulated_gpu import built_libraries; print(built_libraries())')"/* $(CUDA_FOLDER)/nvidia/cu13/lib
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest -n 2 --dist worksteal tests/unit tests/torch tests/engine tests/cli $(ARGS)
 
 # No cache: ruff sorts an import by whether its module is there, and keeps the verdict of a file made before its module.
 check: $(STAMP)
@@ -184,5 +201,5 @@ dist: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) $(COMMAND_VENV) $(NUMPY_VENV) wheels .gpu_packages build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(COMMAND_VENV) $(NUMPY_VENV) .venv-torch .cuda wheels .gpu_packages build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,7 +28,16 @@ from bexplore.config.config import Config
 from bexplore.emulated_gpu import describe_tools
 from bexplore.engine.process.timeouts import Limits
 from bexplore.engine.program_client import ask_once, trace_in_worker
-from bexplore.engine.protocol.messages import Answer, CheckCompiler, DeviceInfo, Done, Failed, Refused, Request
+from bexplore.engine.protocol.messages import (
+    Answer,
+    CheckCompiler,
+    DeviceInfo,
+    Done,
+    Failed,
+    FindInterfaces,
+    Refused,
+    Request,
+)
 from bexplore.errors import EmulationError, UserInputError
 from bexplore.exploration.emulated import started_environment
 from bexplore.exploration.launching import launcher_of
@@ -45,6 +54,7 @@ from bexplore.host.machine import (
     processor_name,
 )
 from bexplore.host.secret_values import hidden
+from bexplore.host.torch_interfaces import CHECKED_VERSIONS, is_checked
 from bexplore.job import Job, device_kind
 from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.statistics import MAD_SDS, mad
@@ -145,7 +155,21 @@ def _torch() -> Check:
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST_TORCH:
         return Check("torch", Status.PROBLEM, version, "pip install 'torch>=2.11'")
-    return Check("torch", Status.OK, version)
+    if is_checked(version):
+        return Check("torch", Status.OK, version)
+    return _unknown_torch(version)
+
+
+def _unknown_torch(version: str) -> Check:
+    """Say what is lost with a torch that was not tested."""
+    answer = _answer(FindInterfaces(), {})
+    known = f"{CHECKED_VERSIONS[0]} to {CHECKED_VERSIONS[-1]}"
+    fix = f"use torch {known}, or go on: what cannot be done is left out"
+    if not isinstance(answer, Done):
+        return Check("torch", Status.WARNING, f"{version}, which was not tested ({known} were)", fix)
+    losses = [f"{lost} ({name} is missing)" for lost, name in answer.values["missing"]]
+    text = f"lost: {'; '.join(losses)}" if losses else "each private interface that is used has its name there"
+    return Check("torch", Status.WARNING, f"{version}, which was not tested ({known} were); {text}", fix)
 
 
 def _answer(request: Request, environment: Mapping[str, str]) -> Answer:

@@ -39,8 +39,9 @@ from bexplore.exploration.resumable import ExploreOptions, ResumableExploration,
 from bexplore.exploration.selection import Selection, TracedVariant
 from bexplore.exploration.variants import SURE_SDS, expected, operations_over_file, select, trace_all, trace_lengths
 from bexplore.host import logs
-from bexplore.host.machine import available_memory_bytes, num_usable_processors
+from bexplore.host.machine import available_memory_bytes, num_usable_processors, package_version
 from bexplore.host.secret_values import hidden
+from bexplore.host.torch_interfaces import version_warnings
 from bexplore.job import Job, device_kind
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Compilation, Probe, Runner
@@ -523,7 +524,7 @@ class EngineExploration(ResumableExploration):
             candidates=describe_candidates(rule, minimum=self.config.minimum, maximum=upper),
             max_probes=settings.max_probes,
             expected_s=None,
-            warnings=self.config.warnings,
+            warnings=(*self.config.warnings, *version_warnings(package_version("torch"))),
             notices=(*self._notices(), *self._notices_of_settings()),
         )
 

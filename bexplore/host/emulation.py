@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 
-_MARK = "bexplore_is_emulated"  # a function of the emulated CUDA runtime, which is loaded before the program
+_MARK = "bexplore_is_emulated"  # a function of the emulated CUDA runtime: 0 where it is there and has no device
 
 
 def is_emulated() -> bool:
-    """Return whether the CUDA runtime of this process is the emulated one; needs no torch."""
-    return hasattr(ctypes.CDLL(None), _MARK)
+    """Return whether the CUDA devices of this process are emulated; needs no torch."""
+    has_devices = getattr(ctypes.CDLL(None), _MARK, None)
+    return has_devices is not None and has_devices() != 0

@@ -101,9 +101,19 @@ def operator_flops(operator: Any, arguments: Any, keywords: Any, result: Any) ->
     if not counts_flops(operator):
         return 0
     packet = operator.overloadpacket
+    if packet.__name__.startswith(_FUSED_ATTENTION):
+        arguments = _with_heads_of_queries(packet.__name__, arguments)
     if packet not in flop_registry:
         return _attention_flops(packet.__name__, arguments)
     return int(flop_registry[packet](*arguments, **keywords, out_val=result))
+
+
+def _with_heads_of_queries(name: str, arguments: Any) -> tuple[Any, ...]:
+    """Give keys and values as many heads as queries have: a kernel repeats them, and torch 2.11 counts no fewer."""
+    query = 1 if "backward" in name else 0
+    heads = arguments[query][1]
+    widened = [torch.Size((batch, heads, *rest)) for batch, _, *rest in arguments[query + 1 : query + 3]]
+    return (*arguments[: query + 1], *widened, *arguments[query + 3 :])
 
 
 def _attention_flops(name: str, arguments: Any) -> int:

@@ -29,6 +29,8 @@ from bexplore.workloads.placement import local
 from bexplore.workloads.torch_private import CompilableMode, tree_leaves
 
 _OF_TORCH = (f"{Path(torch.__file__).parent}{os.sep}", "<eval_with_key>")  # its files, and the code of its graphs
+# Views that hide from autograd that they are; from torch 2.15 on the last step of each linear layer of many dimensions.
+_UNSAFE_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})
 _HIDDEN_RESERVES = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default)
 _SCALAR_READS = (torch.ops.aten._local_scalar_dense.default,)
 # Operators that make no tensor: a rank of N calls them for every parameter, 40 % of all calls of a deep model.
@@ -124,7 +126,8 @@ class LifetimeTracker:
         is_recomputed = self.current_phase() is Phase.BACKWARD and torch.is_grad_enabled()
         model = NOTHING if is_recomputed else model_share(operator, hardware)
         tensors = [leaf for leaf in tree_leaves((arguments, keywords, result)) if isinstance(leaf, torch.Tensor)]
-        moved = 0 if operator.is_view else sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        is_view = operator.is_view or operator in _UNSAFE_VIEWS
+        moved = 0 if is_view else sum(tensor.numel() * tensor.itemsize for tensor in tensors)
         self.costs.append(
             Cost(
                 module="",

@@ -1,7 +1,7 @@
 """The private interfaces of torch that a trace uses, the compiler's above all: no other file of `trace/` names them.
 
-Run with torch 2.13.0; the names are those of torch 2.11, 2.12 and 2.13, of which the first two were only read. A name
-that another version lacks ends as a `TraceError`, which costs an exploration its cost model and nothing else.
+`host.torch_interfaces` lists them. A name that another version of torch lacks ends as a `TraceError`, which costs an
+exploration its cost model and nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 
 from bexplore.errors import TraceError
+from bexplore.host.torch_interfaces import CHECKED_VERSIONS
 from bexplore.workloads.placement import local
 
 try:
@@ -44,7 +45,7 @@ try:
 except (ImportError, AttributeError) as error:
     raise TraceError(
         f"This version of torch lacks what a trace reads: {error}.",
-        hint="An exploration works without a trace; torch 2.11 to 2.13 have what it reads.",
+        hint=f"An exploration works without a trace; torch {CHECKED_VERSIONS[0]} to {CHECKED_VERSIONS[-1]} have it.",
     ) from error
 
 __all__ = [
@@ -57,7 +58,6 @@ __all__ = [
     "wrapper_lines",  # lines that allocate, reuse and free buffers
 ]
 
-CHECKED_VERSIONS = ("2.13",)
 SpecializationError = (torch._dynamo.exc.UserError, ConstraintViolationError)  # a model fixes its batch dimension
 
 # Chooses the nodes that a forward pass keeps: of its joint graph, what torch knows of that, and the budget.
@@ -83,14 +83,6 @@ _WITHOUT_MEASUREMENTS = {
 _WITHOUT_DEVICE = {"joint_graph_constant_folding": False}
 # What is recomputed after a random operation gets the state of its generator as a tensor: an absent device has none.
 _WITHOUT_GENERATORS = {"graphsafe_rng_functionalization": False}
-
-
-def version_note() -> list[str]:
-    """Return a warning where this torch is not one of those on which this file was run; else an empty list."""
-    version = torch.__version__
-    if ".".join(version.split(".")[:2]) in CHECKED_VERSIONS:
-        return []
-    return [f"torch {version} is not one of those on which the trace was checked ({', '.join(CHECKED_VERSIONS)})"]
 
 
 Backend = Callable[..., Any]  # (graph, its inputs) -> what runs in its place

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from bexplore.errors import WITHOUT_TRACE, BexploreError, TraceError, UserProgramError
+from bexplore.host.torch_interfaces import version_warnings
 from bexplore.job import Job, Mode, Precision
 from bexplore.trace.activation_budget import Missing
 from bexplore.trace.cost_model import CostModel
@@ -38,7 +39,7 @@ from bexplore.trace.passes import (
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.repeated_blocks import KEPT_BLOCKS, Repeat, find_repeats, inner_blocks, lengthen
 from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks, gradient_memory
-from bexplore.trace.torch_private import storage_bytes, version_note
+from bexplore.trace.torch_private import storage_bytes
 from bexplore.trace.workspaces import blas_workspace_bytes
 from bexplore.workloads import Workload
 
@@ -202,7 +203,7 @@ def _relative_sd(job: Job, operators: tuple[str, ...]) -> float:
 
 
 def _notes(job: Job, traced: TracedPass, num_compiled: int) -> list[str]:
-    notes = version_note()
+    notes = list(version_warnings(torch.__version__))
     if is_compiled(job) and job.compile.backend != "inductor":
         notes.append(f"the memory plan is Inductor's, the job's backend is {job.compile.backend}")
     graphs_of_a_pass = (2 if job.mode is Mode.TRAIN else 1) * num_compiled

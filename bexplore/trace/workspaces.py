@@ -20,8 +20,9 @@ _ATTENTION_BACKWARD = (
     torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default,
 )
-_CHUNK_CAT = "fsdp.chunk_cat.default"  # gradients of a group, cut for each rank; it exists where parameters are sharded
-_WITH_WORKSPACE = frozenset(map(str, (_FORWARD, _BACKWARD, *_ATTENTION_BACKWARD, _CHUNK_CAT)))
+# Gradients of a group, cut for each rank: up to torch 2.14, and from 2.15 on. They exist where parameters are sharded.
+_CHUNK_CAT = ("fsdp.chunk_cat.default", "fsdp.chunk_cat_mixed_dtype.default")
+_WITH_WORKSPACE = frozenset(map(str, (_FORWARD, _BACKWARD, *_ATTENTION_BACKWARD, *_CHUNK_CAT)))
 _FLOAT32_BYTES = 4
 _REGISTER_FLOATS = {"AVX2": 8, "AVX512": 16}  # by torch's name of the processor's instructions
 _WIDTH_WITH_HALF = 16  # of a register, from which on half precisions have convolutions of this kind
@@ -63,7 +64,7 @@ def workspace_sizes(
         return _of_convolution(operator, shapes, result, probe_batch, itemsize, is_channels_last)
     if device == "cuda" and operator in _ATTENTION_BACKWARD:
         return _of_attention(operator, shapes, probe_batch, itemsize)
-    if device == "cpu" and str(operator) == _CHUNK_CAT:
+    if device == "cpu" and str(operator) in _CHUNK_CAT:
         return _of_chunk_cat(shapes, itemsize)
     return ()
 

@@ -79,11 +79,9 @@ def bexplore(cuda_folder, kept_cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, status: int = 0) -> str:
-        folders = (cuda_folder, ROOT, Path(sysconfig.get_path("purelib")))
-        own = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in folders), "OMP_NUM_THREADS": "1"}
         result = subprocess.run(
             [sys.executable, "-m", "bexplore", *words],
-            env={**os.environ, **own},
+            env=on_device.environment(cuda_folder, {}),
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bexplore.config.load import load_config
-from bexplore.engine.protocol.messages import CheckCompiler
+from bexplore.engine.protocol.messages import CheckCompiler, Done
 from bexplore.exploration import doctor
 from bexplore.exploration.doctor import Check, Status
 from tests.builders import JOBS
@@ -58,6 +58,17 @@ def test_without_torch_it_says_what_to_install_and_goes_on(monkeypatch):
 def test_an_old_torch_is_a_problem(monkeypatch, no_worker):
     monkeypatch.setattr(doctor, "package_version", lambda name: "2.9.1+cu128")
     assert names(doctor.examine(noise_s=0))["torch"].fix == "pip install 'torch>=2.11'"
+
+
+def test_a_torch_that_was_not_tested_is_a_warning_that_says_what_is_lost(monkeypatch, no_worker):
+    monkeypatch.setattr(doctor, "package_version", lambda name: "2.99.0+cu150")
+    complete = names(doctor.examine(noise_s=0))["torch"]
+    assert complete.status is Status.WARNING and "2.99.0+cu150, which was not tested" in complete.message
+    assert "each private interface" in complete.message and "use torch 2.11 to 2." in complete.fix
+    answer = Done(values={"missing": [("the trace: memory is unknown", "torch._inductor.x")]})
+    monkeypatch.setattr(doctor, "_answer", lambda request: answer)
+    lacking = names(doctor.examine(noise_s=0))["torch"]
+    assert "lost: the trace: memory is unknown (torch._inductor.x is missing)" in lacking.message
 
 
 def test_a_compiler_that_is_missing_or_cannot_do_openmp_is_a_problem(monkeypatch, no_worker, tmp_path):

@@ -17,7 +17,8 @@ PACKAGE = Path(bexplore.__file__).parent
 ORDER = {
     "": "errors units host emulated_gpu job config workloads trace measurement search engine command replay "
     "testing exploration planning guard output cli pytest_plugin lightning transformers __main__",
-    "host": "blas_threads clocks secret_values logs locks json_files accelerators emulation machine contention",
+    "host": "blas_threads clocks secret_values logs locks json_files accelerators emulation "
+    "torch_interfaces machine contention",
     "emulated_gpu": "cuda_torch libraries environment",
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command job_variant config sections dialects "

@@ -920,7 +920,7 @@ class Observer:
             backend=backend,
             device=device,
             device_name=cuda.get_device_name(device) if device != "cpu" else "",
-            is_emulated=hasattr(ctypes.CDLL(None), "bexplore_is_emulated"),
+            is_emulated=bool(getattr(ctypes.CDLL(None), "bexplore_is_emulated", int)()),
             steps=steps,
             num_passes=self.total_passes,
             rows={str(rows): count for rows, count in self.fetches.rows().items() if rows != UNKNOWN},

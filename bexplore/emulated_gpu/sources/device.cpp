@@ -620,5 +620,5 @@ const char* error_name(int error) {
 
 }  // namespace emulated
 
-// A process that finds this function runs on emulated devices (host/emulation.py).
-API int bexplore_is_emulated(void) { return 1; }
+// Whether a process that finds this function has emulated devices, and not the libraries alone (host/emulation.py).
+API int bexplore_is_emulated(void) { return emulated::driver_device_count() > 0; }

@@ -81,6 +81,11 @@ class DeviceInfo(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindInterfaces(Request):
+    """Look for torch's private interfaces; answered by `missing`: what is lost, and the name that is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckCompiler(Request):
     """Compile one small program for a device and run it; answered by `is_right`."""
 

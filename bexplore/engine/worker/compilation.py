@@ -90,6 +90,8 @@ def feasible_mode(workload: Workload, wanted: SharedMode, block_classes: Sequenc
     )
     if not block_classes or workload.is_compiled_by_block:
         allowed.discard(SharedMode.NESTED)
+    if not torch_private.CAN_MARK_UNBACKED:
+        allowed -= {SharedMode.NESTED, SharedMode.UNBACKED}
     return next(mode for mode in order[order.index(wanted) :] if mode in allowed)
 
 

@@ -52,6 +52,7 @@ TRACE_DEVICE_BYTES = 256 * 2**20
 # Requests whose handlers lie apart from those of probes: these import no more than they need.
 _APART = {
     messages.DeviceInfo: "device",
+    messages.FindInterfaces: "device",
     messages.TakeMetrics: "program_metrics",
     messages.OpenStore: "ranks",
     messages.Join: "ranks",

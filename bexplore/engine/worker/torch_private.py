@@ -1,4 +1,8 @@
-"""Private interfaces of torch that a worker needs, all in this file. Read with torch 2.11 to 2.13."""
+"""Private interfaces of torch that a worker needs, all in this file.
+
+`host.torch_interfaces` lists them, and what is lost without each. Those that an exploration can do without are looked
+up when they are used.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +26,13 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo import decorators
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.callback import callback_handler
-from torch._inductor import graph as inductor_graph
-from torch._inductor import scheduler as inductor_scheduler
-from torch._inductor.codecache import CppPythonBindingsCodeCache
-from torch._inductor.codegen import simd, triton_utils
-from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.cache_dir_utils import cache_dir
-from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bexplore.host.torch_interfaces import find_interface
+
 __all__ = [
+    "CAN_MARK_UNBACKED",
     "FakeTensorMode",
     "around_compilations",
     "check_batch_statistics_at_run_time",
@@ -56,6 +57,7 @@ __all__ = [
 
 mark_dynamic: Callable[[torch.Tensor, int], None] = decorators.mark_dynamic
 prefer_dynamic: Callable[[torch.Tensor, int], None] = decorators.maybe_mark_dynamic
+CAN_MARK_UNBACKED = hasattr(decorators, "mark_unbacked")
 zero_in_place: Callable[[list[torch.Tensor]], None] = torch._foreach_zero_
 
 
@@ -158,7 +160,7 @@ def compiler_cache_dir() -> Path:
 
 def compile_cpp_kernel(code: str) -> None:
     """Compile a C++ kernel of one float argument as Inductor does, into its cache."""
-    CppPythonBindingsCodeCache.load_pybinding(["float*"], code)
+    find_interface("torch._inductor.codecache.CppPythonBindingsCodeCache.load_pybinding")(["float*"], code)
 
 
 def choose_layout_as_for_a_number() -> None:
@@ -167,13 +169,16 @@ def choose_layout_as_for_a_number() -> None:
     Off the CPU it leaves them contiguous where a size is symbolic, and may have channels last where it is a number.
     Source: `GraphLowering.decide_layout_opt` (torch 2.11 to 2.13). For this whole process.
     """
-    decide = GraphLowering.decide_layout_opt
+    graph = find_interface("torch._inductor.graph")
+    decide = find_interface("torch._inductor.graph.GraphLowering.decide_layout_opt")
+    if decide is None or not hasattr(graph, "has_free_symbols"):
+        return
 
     def decide_as_for_a_number(gm: torch.fx.GraphModule, *, is_inference: bool) -> bool:
-        with mock.patch.object(inductor_graph, "has_free_symbols", return_value=False):
+        with mock.patch.object(graph, "has_free_symbols", return_value=False):
             return bool(decide(gm, is_inference=is_inference))
 
-    GraphLowering.decide_layout_opt = staticmethod(decide_as_for_a_number)  # type: ignore[method-assign]  # no door
+    graph.GraphLowering.decide_layout_opt = staticmethod(decide_as_for_a_number)
 
 
 def choose_kernels_for_largest(micro_batch_size: int) -> None:
@@ -189,16 +194,21 @@ def choose_kernels_for_largest(micro_batch_size: int) -> None:
         micro_batch_size: The largest number of samples.
     """
     torch.compiler.config.cache_key_tag = f"bexplore: kernels for {micro_batch_size} samples"
-    reductions: Any = inductor_scheduler.MixOrderReduction  # torch has no door for any of this
-    if hasattr(reductions, "is_for_largest"):
+    reductions = find_interface("torch._inductor.scheduler.MixOrderReduction")
+    own_indices = (
+        find_interface("torch._inductor.codegen.simd"),
+        find_interface("torch._inductor.codegen.triton_utils"),
+    )
+    for module in own_indices:
+        fits = getattr(module, "expr_fits_within_32bit", None)
+        if fits is not None and not hasattr(fits, "is_for_largest"):
+            module.expr_fits_within_32bit = _fits_at_largest(fits)
+    can_fuse = getattr(reductions, "can_fuse", None)
+    if can_fuse is None or hasattr(reductions, "is_for_largest"):
         return
-    for module in (simd, triton_utils):
-        fits = module.expr_fits_within_32bit
-        module.expr_fits_within_32bit = _fits_at_largest(fits)  # type: ignore[attr-defined]  # no door
-    can_fuse = reductions.can_fuse
 
     def can_fuse_at_largest(*nodes: Any) -> bool:
-        sizes = V.graph.sizevars
+        sizes = _lengths_in_compilation()
         evaluate = sizes.evaluate_expr
 
         def evaluate_at_largest(left: Any, *options: Any, **named: Any) -> bool:
@@ -225,12 +235,17 @@ def _fits_at_largest(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
         largest = _at_largest(expression)
         return fits(expression) and (largest is None or bool(largest <= torch.iinfo(torch.int32).max))
 
+    fits_at_largest.is_for_largest = True  # type: ignore[attr-defined]  # so that it is not wrapped twice
     return fits_at_largest
+
+
+def _lengths_in_compilation() -> Any:
+    return find_interface("torch._inductor.virtualized.V").graph.sizevars
 
 
 def _at_largest(expression: Any) -> Any:
     """Return the value of an expression of lengths at their largest; None where it has one that was not seen."""
-    sizes = V.graph.sizevars
+    sizes = _lengths_in_compilation()
     environment = sizes.shape_env
     known = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
     expression = sympy.sympify(expression).subs(sizes.inv_precomputed_replacements)
@@ -273,7 +288,7 @@ def check_batch_statistics_at_run_time() -> None:
     the program is compiled again for each size. That there is a sample at all answers the next check of the kind,
     whether the input is empty (`_batch_norm_impl_index` in aten/src/ATen/native/Normalization.cpp).
     """
-    original = F._verify_batch_size  # type: ignore[attr-defined]  # private, and in no stub
+    original = find_interface("torch.nn.functional._verify_batch_size")
     if isinstance(original, FunctionType) and not hasattr(original, "is_checked_at_run_time"):
         F._verify_batch_size = _checked_at_run_time(original)  # type: ignore[attr-defined]  # as above
 

@@ -63,6 +63,7 @@ def _replace_torch_cuda(properties: GpuProperties) -> None:
         "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": None,
         "_lazy_init": lambda: None,
+        "is_current_stream_capturing": lambda: False,  # a CUDA build asks the device itself
         "Stream": streams.Stream,
         "Event": streams.Event,
         "stream": streams.stream,

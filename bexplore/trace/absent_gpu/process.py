@@ -18,9 +18,9 @@ from pathlib import Path
 
 from bexplore.errors import TraceError
 from bexplore.host.json_files import cache_folder
+from bexplore.host.torch_interfaces import ABSENT_GPU_VERSIONS
 from bexplore.trace.gpu_properties import GpuProperties
 
-CHECKED_TORCH = ("2.13",)  # the private interfaces that are replaced here differ between versions
 _SOURCE = Path(__file__).with_name("guard.cpp")
 _COMPILERS = ("g++", "clang++", "c++")
 _LIBRARIES = ("libc10.so", "libtorch_cpu.so")  # in the order in which they need each other
@@ -37,8 +37,9 @@ def reason_against() -> str:
         torch_version = version("torch")
     except PackageNotFoundError:
         return "torch is not installed: pip install torch"
-    if ".".join(torch_version.split(".")[:2]) not in CHECKED_TORCH:
-        return f"planning for an absent device was checked with torch {', '.join(CHECKED_TORCH)}, not {torch_version}"
+    if ".".join(torch_version.split(".")[:2]) not in ABSENT_GPU_VERSIONS:  # what is replaced differs between versions
+        checked = " and ".join(ABSENT_GPU_VERSIONS)
+        return f"planning for an absent device was checked with torch {checked}, not {torch_version}"
     return ""
 
 

@@ -315,3 +315,11 @@ def test_another_precision_is_told_in_the_plan_and_in_the_result(tmp_path):
     result = events[-1].result
     is_other = result.settings["precision"] == "bfloat16"
     assert result.changes_training == (("precision bfloat16 instead of float32",) if is_other else ())
+
+
+def test_a_torch_that_was_not_tested_is_one_warning_of_the_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "package_version", lambda name: "2.99.0+cpu")
+    events = list(explore(job(tmp_path)))
+    warned = [text for event in events for text in getattr(event, "warnings", ()) if "2.99.0" in text]
+    warned += [text for text in events[-1].result.warnings if "2.99.0" in text]
+    assert len(warned) == 1 and "bexplore doctor" in warned[0]
