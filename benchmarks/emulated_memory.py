@@ -10,21 +10,24 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emulated_memory_jobs import JOBS
+from benchmarks.emulated_memory_jobs import EXPLAINED, JOBS
 from benchmarks.machine_facts import machine_facts
 
 DEVICE = "h100"
 FOLDER_VARIABLE = "BEXPLORE_CUDA_TORCH"
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
+COUNTED_FROM_BYTES = 512 * 2**20  # of the ratios of reserved to allocated memory
 RESOLUTION = 1.005  # of the lowest limit
 
 Row = dict[str, Any]
@@ -59,15 +62,14 @@ def main() -> None:
         print(*lines_of(report, name), sep="\n", file=sys.stderr)
 
 
-def run_emulated(arguments: list[str]) -> list[Any]:
-    """Run Python on an emulated device; return the JSON objects that it prints, one a line."""
+def run_emulated(arguments: list[str], folders: Sequence[Path] = ()) -> list[Any]:
+    """Run Python on an emulated device, with packages of further folders; return the JSON objects that it prints."""
     from bexplore.emulated_gpu import emulated_environment
     from bexplore.host.accelerators import DEVICES
 
     site = Path(os.environ[FOLDER_VARIABLE])
-    folders = (site, ROOT, Path(sysconfig.get_path("purelib")))
     environment = emulated_environment(DEVICES[DEVICE], torch_folder=site / "torch")
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (site, *folders, ROOT, Path(sysconfig.get_path("purelib")))))
     finished = subprocess.run(
         [sys.executable, *arguments], env=os.environ | environment, check=True, text=True, stdout=subprocess.PIPE
     )
@@ -146,6 +148,34 @@ def rows_of(report: Row) -> list[Row]:
     return rows
 
 
+def ratio_lines(report: Row) -> list[str]:
+    """Sentences on reserved over allocated memory, with memory to spare and near the limit."""
+    lines = []
+    for way in ("eager", "compiled", ""):
+        for key, where in (("reserved_bytes", "with memory to spare"), ("lowest_limit_bytes", "at the lowest limit")):
+            logs = {
+                name: [math.log(peaks[key] / peaks["allocated_bytes"]) for peaks in sizes.values() if counts(peaks)]
+                for name, sizes in report["measured"].items()
+                if name.endswith(way)
+            }
+            logs = {name: values for name, values in logs.items() if values}
+            means = [statistics.mean(values) for values in logs.values()]
+            within = [value - statistics.mean(values) for values in logs.values() for value in values]
+            own_sd = math.sqrt(sum(value**2 for value in within) / max(len(within) - len(logs), 1))
+            lines.append(
+                f"* {way or 'all'}, {where}: ln has the mean {statistics.mean(means):.3f} (a ratio of "
+                f"{math.exp(statistics.mean(means)):.3f}), a standard deviation of {statistics.stdev(means):.3f} "
+                f"between {len(logs)} jobs and of {own_sd:.3f} between the sizes of a job; the largest ratio is "
+                f"{math.exp(max(value for values in logs.values() for value in values)):.3f}."
+            )
+    return lines
+
+
+def counts(peaks: Row) -> bool:
+    """Whether a peak is large enough that segments of 20 MiB are a few percent of it."""
+    return bool(peaks["allocated_bytes"] >= COUNTED_FROM_BYTES)
+
+
 def lines_of(report: Row, name: str = "") -> list[str]:
     """The rows of a table."""
     return [
@@ -182,6 +212,15 @@ def markdown(report: Row) -> str:
             "| job | size | allocated, MiB | traced, MiB | error, % | reserved / allocated | lowest limit / allocated |",
             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
             *lines_of(report),
+            "",
+            "What is left, and why: `allocated` counts whole blocks, of which up to 1 MiB may be unused, so that small "
+            "steps are up to 2 % above the trace.",
+            "",
+            *(f"* {name}: {why}" for name, why in EXPLAINED.items()),
+            "",
+            f"Reserved over allocated memory, of peaks from {COUNTED_FROM_BYTES / 2**20:.0f} MiB on:",
+            "",
+            *ratio_lines(report),
             "",
         ]
     )

@@ -216,7 +216,9 @@ def _allow_tf32(precision: str) -> None:
 
 # Published name -> the training.
 JOBS: dict[str, Step] = {
-    **{f"bert-{precision}": partial(_language, _bert, precision) for precision in ("fp16", "fp32", "tf32", "tf32-fp16")},
+    **{
+        f"bert-{precision}": partial(_language, _bert, precision) for precision in ("fp16", "fp32", "tf32", "tf32-fp16")
+    },
     "t5": partial(_language, _t5, "tf32-fp16"),
     "reformer": partial(_language, _reformer, "tf32-fp16"),
     "whisper": partial(_language, _whisper, "tf32-fp16"),

@@ -59,3 +59,29 @@ def test_attention_that_is_recomputed_takes_less_memory(tmp_path):
     arguments = {"micro_batch_sizes": (64,), "device_name": "h100", "model_dir": str(tmp_path), "fresh": True}
     usual, lean = (trace_once(one, **arguments)["peak_memory_bytes"]["64"] for one in (config, recomputing))
     assert lean < usual
+
+
+CONVOLUTION = """
+from bexplore.host.accelerators import device_by_name
+from bexplore.trace.absent_gpu import stand_in
+from bexplore.trace.gpu_properties import GpuProperties
+
+stand_in(GpuProperties.of_device(device_by_name("h100")))
+import itertools
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+last, usual = torch.channels_last, torch.contiguous_format
+with FakeTensorMode():
+    for images_format, weight_format, dtype in itertools.product((usual, last), (usual, last), (torch.half, torch.double)):
+        images = torch.empty(4, 8, 10, 10, device="cuda", dtype=dtype).to(memory_format=images_format)
+        for layer in (torch.nn.Conv2d(8, 16, 3), torch.nn.Conv2d(8, 8, 3, groups=8), torch.nn.ConvTranspose2d(8, 4, 2)):
+            result = layer.to("cuda", dtype).to(memory_format=weight_format)(images)
+            is_last = last in (images_format, weight_format) and dtype is torch.half
+            assert result.is_contiguous(memory_format=last if is_last else usual), (layer, images_format, weight_format)
+"""
+
+
+def test_convolutions_keep_the_layout_of_their_operands_as_cudnn_does():
+    done = subprocess.run([sys.executable, "-c", CONVOLUTION], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
