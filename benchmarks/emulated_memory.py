@@ -88,9 +88,9 @@ def measure_step(name: str, size: int) -> Row:
     """Run a job at one size; return the allocator's peaks in its third step, and its lowest limit."""
     import torch
 
+    from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.compilation import compile_workload
     from bexplore.engine.worker.peak_memory import measure_peak
-    from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.measurement.probe import Compilation
     from bexplore.workloads import build
 
@@ -209,7 +209,7 @@ def markdown(report: Row) -> str:
             "",
             f"{len(errors)} peaks: median error {statistics.median(errors):.2f} %, worst {max(errors):.2f} %.",
             "",
-            "| job | size | allocated, MiB | traced, MiB | error, % | reserved / allocated | lowest limit / allocated |",
+            "| job | size | allocated, MiB | traced, MiB | error, % | reserved / allocated | limit / allocated |",
             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
             *lines_of(report),
             "",

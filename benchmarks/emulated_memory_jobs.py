@@ -14,7 +14,7 @@ _VIT = {"num_hidden_layers": 2, "hidden_size": 384, "num_attention_heads": 6, "i
 
 
 def _shortened(job: Job, **fields: Any) -> Job:
-    """The same job with fewer layers, since each is compiled on the host; fields of `model` are of its configuration."""
+    """The same job with fewer layers, since the host compiles each; `config` is part of its model."""
     config = fields.pop("config", {})
     model = {**job.model, "config": {**job.model["config"], **config}} if config else job.model
     return dataclasses.replace(job, model=model, compile=CompileSettings(), **fields)
@@ -38,7 +38,10 @@ _COMPILED: dict[str, tuple[Job, tuple[int, int]]] = {
     ),
     "mixtral, 4 experts": (_shortened(MORE_JOBS["mixtral, 4 experts"], config=_TWO), (4, 32)),
     "t5": (_shortened(MORE_JOBS["t5 small"], config={"num_layers": 2}), (4, 32)),
-    "resnet, bottlenecks": (_shortened(MORE_JOBS["resnet 50, sgd"], config={"depths": [1, 2, 2, 1]}), (16, 128)),
+    "resnet, bottlenecks": (
+        _shortened(MORE_JOBS["resnet 50, sgd"], config={"depths": [1, 2, 2, 1]}),
+        (16, 128),
+    ),
     "u-net, group norm": (_shortened(MORE_JOBS["u-net, group norm"]), (8, 64)),
     "convnext": (_shortened(MORE_JOBS["convnext tiny"], config={"depths": [1, 1, 2, 1]}), (8, 64)),
     "whisper": (_shortened(MORE_JOBS["whisper, small"]), (32, 512)),
@@ -62,8 +65,8 @@ JOBS: dict[str, tuple[Job, tuple[int, int]]] = {
 
 # Jobs that differ by more than 2 %, and why.
 EXPLAINED = {
-    "mixtral, 4 experts, eager": "PyTorch refuses `grouped_mm` of float32 on tensors without memory, and computes it on "
+    "mixtral, 4 experts, eager": "PyTorch refuses `grouped_mm` of float32 on fake tensors, and computes it on "
     "a device; without a trace the exploration goes on.",
-    "clip, compiled": "the trace counts a workspace of cuDNN's attention as large as that of FlashAttention's; the real "
+    "clip, compiled": "the trace counts a workspace of cuDNN's attention like that of FlashAttention; the real "
     "one is not published, and the emulated library asks for none.",
 }

@@ -88,7 +88,8 @@ def markdown(report: Row) -> str:
             row[key] / 2**30 for key in ("allocated_bytes", "reserved_bytes", "published_bytes")
         )
         lines.append(
-            f"| {name} | {size} | {allocated:.2f} | {reserved:.2f} | {peak:.2f} | {peak - reserved:.2f} | {error:+.2f} |"
+            f"| {name} | {size} | {allocated:.2f} | {reserved:.2f} | {peak:.2f} | {peak - reserved:.2f} "
+            f"| {error:+.2f} |"
         )
     return "\n".join(
         [
@@ -103,7 +104,7 @@ def markdown(report: Row) -> str:
             f"Error of reserved memory and the constant: median {statistics.median(errors):.2f} %, worst "
             f"{max(errors):.2f} %; above 5 %: {sum(error > 5 for error in errors)}.",
             "",
-            "| job | size | allocated GiB | reserved GiB | published GiB | published - reserved | error % |",
+            "| job | size | allocated GiB | reserved GiB | published GiB | difference | error % |",
             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
             *lines,
             "",

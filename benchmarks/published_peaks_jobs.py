@@ -188,17 +188,16 @@ def _timm(name: str, size: int) -> Iterator[None]:
     stream = torch.cuda.Stream()
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        is_first = True
+        inputs = target = None
         while True:
             with torch.cuda.stream(stream):
                 next_input = torch.zeros(size, 3, 224, 224, dtype=torch.uint8).cuda(non_blocking=True)
                 next_target = torch.zeros(size, dtype=torch.int64).cuda(non_blocking=True)
                 next_input = next_input.to(torch.float32).sub_(mean).div_(deviation)
-            if not is_first:
-                yield inputs, target  # noqa: F821 -- of the round before
-            is_first = False
+            if inputs is not None and target is not None:
+                yield inputs, target
             torch.cuda.current_stream().wait_stream(stream)
-            inputs, target = next_input, next_target  # noqa: F841
+            inputs, target = next_input, next_target
 
     for inputs, target in batches():
         with torch.autocast("cuda", torch.bfloat16):

@@ -61,27 +61,51 @@ def test_attention_that_is_recomputed_takes_less_memory(tmp_path):
     assert lean < usual
 
 
-CONVOLUTION = """
+ABSENT = """
 from bexplore.host.accelerators import device_by_name
 from bexplore.trace.absent_gpu import stand_in
 from bexplore.trace.gpu_properties import GpuProperties
 
 stand_in(GpuProperties.of_device(device_by_name("h100")))
-import itertools
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+"""
+CONVOLUTIONS = """
+import itertools
 last, usual = torch.channels_last, torch.contiguous_format
+convolutions = [((16, 8, 3, 3), torch.nn.functional.conv2d), ((8, 4, 2, 2), torch.nn.functional.conv_transpose2d)]
+cases = itertools.product((usual, last), (usual, last), (torch.half, torch.double), convolutions)
 with FakeTensorMode():
-    for images_format, weight_format, dtype in itertools.product((usual, last), (usual, last), (torch.half, torch.double)):
+    for images_format, weight_format, dtype, (shape, convolve) in cases:
         images = torch.empty(4, 8, 10, 10, device="cuda", dtype=dtype).to(memory_format=images_format)
-        for layer in (torch.nn.Conv2d(8, 16, 3), torch.nn.Conv2d(8, 8, 3, groups=8), torch.nn.ConvTranspose2d(8, 4, 2)):
-            result = layer.to("cuda", dtype).to(memory_format=weight_format)(images)
-            is_last = last in (images_format, weight_format) and dtype is torch.half
-            assert result.is_contiguous(memory_format=last if is_last else usual), (layer, images_format, weight_format)
+        weight = torch.empty(shape, device="cuda", dtype=dtype).to(memory_format=weight_format)
+        is_last = last in (images_format, weight_format) and dtype is torch.half
+        result = convolve(images, weight)
+        assert result.is_contiguous(memory_format=last if is_last else usual), (shape, images_format, weight_format)
+"""
+
+ACTIVATIONS = """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Recording(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        called.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+for name in ("silu", "mish", "gelu", "softplus", "leaky_relu", "hardswish"):
+    called = []
+    with FakeTensorMode(), Recording():
+        x = torch.empty(8, device="cuda", requires_grad=True)
+        y = getattr(torch.nn.functional, name)(x)
+        called.clear()
+        y.backward(y.detach())
+    assert [one for one in called if one != "detach"] == [f"{name}_backward"], called
 """
 
 
-def test_convolutions_keep_the_layout_of_their_operands_as_cudnn_does():
-    done = subprocess.run([sys.executable, "-c", CONVOLUTION], capture_output=True, text=True, timeout=300, check=False)
+@pytest.mark.parametrize("program", [CONVOLUTIONS, ACTIVATIONS], ids=["layouts of convolutions", "activations"])
+def test_operators_do_on_an_absent_gpu_what_the_kernels_of_the_cuda_build_do(program):
+    command = [sys.executable, "-c", ABSENT + program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -9,9 +9,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from bexplore.trace.absent_gpu import streams
+from bexplore.trace.absent_gpu import kernels, streams
 from bexplore.trace.absent_gpu.attention import route_attention
-from bexplore.trace.absent_gpu.convolution import keep_layouts
 from bexplore.trace.gpu_properties import GpuProperties
 
 _registrations: list[object] = []  # end with the process
@@ -40,8 +39,8 @@ def install(properties: GpuProperties) -> None:
     """Put the absent device in place of the devices of this process, which has not imported the compiler yet."""
     _replace_torch_cuda(properties)
     driver.set_active(AbsentDriver(properties.capability))
-    _registrations.append(route_attention(properties.capability))
-    keep_layouts()
+    _registrations.extend([route_attention(properties.capability), kernels.keep_operators()])
+    kernels.keep_layouts()
     from bexplore.trace.torch_private import never_open_a_device  # the compiler keeps what it finds at its import
 
     never_open_a_device()

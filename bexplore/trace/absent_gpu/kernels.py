@@ -1,8 +1,7 @@
-"""The layout of a convolution's result on a CUDA device, by PyTorch's own rule.
+"""What PyTorch's CUDA build does otherwise than the CPU build on tensors of a CUDA device: it has more kernels.
 
-PyTorch's CPU build has no cuDNN: there convolutions of a CUDA device would go to kernels that give up channels-last, and
-each result would be copied into another layout. Up to 16 % of the memory of a step was such copies.
-Source: benchmarks/results/emulated_memory.md.
+Without them an operator falls apart into others, whose results take memory; and a convolution without cuDNN gives up
+the layout of its operands.
 """
 
 from __future__ import annotations
@@ -11,6 +10,26 @@ from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
+
+# Operators that have a kernel in the CUDA build, and fall apart where they have none. Source: native_functions.yaml of
+# torch 2.13, operators with both a CUDA and a CompositeImplicitAutograd kernel.
+_WITH_CUDA_KERNEL = ("silu_backward", "mish_backward")
+
+
+def keep_operators() -> torch.library.Library:
+    """Let operators stay whole that have a kernel in the CUDA build.
+
+    Returns:
+        The registration, which lasts as long as this object.
+    """
+    registration = torch.library.Library("aten", "IMPL")
+    for name in _WITH_CUDA_KERNEL:
+        registration.impl(name, _compute_nothing, "CUDA")
+    return registration
+
+
+def _compute_nothing(*_arguments: Any) -> torch.Tensor:
+    raise NotImplementedError("an absent device computes nothing")
 
 
 def keep_layouts() -> None:
