@@ -42,6 +42,14 @@ SIZES = {
     "focalnet": (1, 64, 160, 448),
 }
 
+# Jobs that differ by more than 2 % somewhere, and what is known of it.
+DIFFERS = {
+    "bert-fp16": "7 MiB a sample too high; why was not found: float32 agrees to 0.2 % at all sizes.",
+    "whisper": "its two convolutions have workspaces of cuDNN on a real device, of which the emulated one has none; "
+    "with other blocks the allocator keeps other segments, so that sizes differ in both directions. Not verified.",
+    "reformer": "equal at 1 and 16, then 6 % too low; why was not found.",
+}
+
 Row = dict[str, Any]
 
 
@@ -107,6 +115,10 @@ def markdown(report: Row) -> str:
             "| job | size | allocated GiB | reserved GiB | published GiB | difference | error % |",
             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
             *lines,
+            "",
+            *(f"* {name}: {why}" for name, why in DIFFERS.items()),
+            "* `resnet50-noio` grows twice as fast as `resnet50` because its loader runs the model once in float32, "
+            "with images of 244 pixels, and keeps the graph until then.",
             "",
         ]
     )

@@ -100,7 +100,7 @@ for name in ("silu", "mish", "gelu", "softplus", "leaky_relu", "hardswish"):
         y = getattr(torch.nn.functional, name)(x)
         called.clear()
         y.backward(y.detach())
-    assert [one for one in called if one != "detach"] == [f"{name}_backward"], called
+    assert [one for one in called if one not in ("detach", "device")] == [f"{name}_backward"], called
 """
 
 
