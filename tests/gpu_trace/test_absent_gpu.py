@@ -101,10 +101,37 @@ for name in ("silu", "mish", "gelu", "softplus", "leaky_relu", "hardswish"):
         called.clear()
         y.backward(y.detach())
     assert [one for one in called if one not in ("detach", "device")] == [f"{name}_backward"], called
+
+called = []
+with FakeTensorMode(), Recording():
+    torch.nn.functional.rms_norm(torch.empty(8, 16, device="cuda"), (16,), torch.empty(16, device="cuda"))
+assert "_fused_rms_norm" in called and "rsqrt" not in called, called
+"""
+MASKS = """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Recording(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ == "constant_pad_nd":
+            padded.append(tuple(result.shape))
+        return result
+
+for shape, expected in (
+    ((1, 1, 49, 49), [(1, 1, 49, 64)]),
+    ((1, 4, 49, 49), [(1, 4, 49, 64)]),
+    ((64, 1, 49, 49), [(64, 1, 49, 64)]),
+    ((1, 1, 48, 48), []),
+):
+    padded = []
+    with FakeTensorMode(), Recording():
+        query, mask = torch.empty(64, 4, shape[-1], 32, device="cuda"), torch.empty(shape, device="cuda")
+        torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+    assert padded == expected, (shape, padded)
 """
 
 
-@pytest.mark.parametrize("program", [CONVOLUTIONS, ACTIVATIONS], ids=["layouts of convolutions", "activations"])
+@pytest.mark.parametrize("program", [CONVOLUTIONS, ACTIVATIONS, MASKS], ids=["layouts", "kernels", "masks"])
 def test_operators_do_on_an_absent_gpu_what_the_kernels_of_the_cuda_build_do(program):
     command = [sys.executable, "-c", ABSENT + program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -13,7 +13,7 @@ from torch._prims_common import suggest_memory_format
 
 # Operators that have a kernel in the CUDA build, and fall apart where they have none. Source: native_functions.yaml of
 # torch 2.13, operators with both a CUDA and a CompositeImplicitAutograd kernel.
-_WITH_CUDA_KERNEL = ("silu_backward", "mish_backward")
+_WITH_CUDA_KERNEL = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
 
 def keep_operators() -> torch.library.Library:
