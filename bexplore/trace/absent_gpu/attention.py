@@ -226,8 +226,8 @@ _KERNELS = {
 def _aligned(bias: Tensor) -> Tensor:
     """Return the bias as memory-efficient attention needs it: rows at multiples of 16 elements.
 
-    It is padded as it is given, before it is repeated for each sample and head. Source: `preprocess_mask` and `pad_bias`
-    in attention.cpp.
+    It is padded as it is given, before it is repeated for each sample and head. Source: `preprocess_mask` and
+    `pad_bias` in attention.cpp.
     """
     if bias.stride(-1) == 1 and all(stride % _MASK_ALIGNMENT == 0 for stride in bias.stride()[:-1]):
         return bias
