@@ -64,10 +64,10 @@ def main() -> None:
     options = parser.parse_args()
     published = read_peaks(options.published)
     path = RESULTS / "published_peaks.json"
-    report: Row = json.loads(path.read_text()) if path.exists() else {"jobs": {}}
     for name in [options.only] if options.only else SIZES:
+        report: Row = json.loads(path.read_text()) if path.exists() else {"jobs": {}}
+        row = report["jobs"].setdefault(name, {})
         for size in SIZES[name]:
-            row = report["jobs"].setdefault(name, {})
             if options.fresh or str(size) not in row:
                 try:
                     (peaks,) = run_emulated(
