@@ -214,7 +214,7 @@ def markdown(report: Row) -> str:
             *lines_of(report),
             "",
             "What is left, and why: `allocated` counts whole blocks, of which up to 1 MiB may be unused, so that small "
-            "steps are up to 2 % above the trace.",
+            "steps are up to 2.5 % above the trace.",
             "",
             *(f"* {name}: {why}" for name, why in EXPLAINED.items()),
             "",

@@ -63,7 +63,7 @@ JOBS: dict[str, tuple[Job, tuple[int, int]]] = {
     for way in ("eager", "compiled")
 }
 
-# Jobs that differ by more than 2 %, and why.
+# Jobs that differ by more than 2.5 %, and why.
 EXPLAINED = {
     "vit, float32, eager": "two more activations of one layer live in the backward pass of the second layer's "
     "perceptron; which operator takes them was not found.",

@@ -38,14 +38,13 @@ def keep_layouts() -> None:
     Source: `determine_backend_memory_format` in aten/src/ATen/native/Convolution.cpp, and
     `cudnn_conv_suggest_memory_format` in aten/src/ATen/native/ConvUtils.h, of torch 2.11 to 2.13.
     """
-    of_this_build: Any = torch._C._conv_determine_backend_memory_format
+    of_this_build = torch._C._conv_determine_backend_memory_format
 
-    def determine(images: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
-        if images.device.type != "cuda":
-            memory_format: torch.memory_format = of_this_build(images, weight, backend)
-            return memory_format
-        formats = [suggest_memory_format(tensor) for tensor in (images, weight)]
+    def determine(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        if input.device.type != "cuda":
+            return of_this_build(input, weight, backend)
+        formats = [suggest_memory_format(tensor) for tensor in (input, weight)]
         kept = [one for one in formats if one is not torch.contiguous_format]
-        return kept[0] if kept and images.dtype is not torch.float64 else torch.contiguous_format
+        return kept[0] if kept and input.dtype is not torch.float64 else torch.contiguous_format
 
     torch._C._conv_determine_backend_memory_format = determine
