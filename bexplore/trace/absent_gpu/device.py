@@ -40,10 +40,10 @@ def install(properties: GpuProperties) -> None:
     _replace_torch_cuda(properties)
     driver.set_active(AbsentDriver(properties.capability))
     _registrations.extend([route_attention(properties.capability), kernels.keep_operators()])
-    kernels.keep_layouts()
-    from bexplore.trace.torch_private import never_open_a_device  # the compiler keeps what it finds at its import
+    from bexplore.trace import torch_private  # the compiler keeps what it finds at its import
 
-    never_open_a_device()
+    torch_private.never_open_a_device()
+    torch_private.keep_layouts_of_convolutions()
 
 
 def _replace_torch_cuda(properties: GpuProperties) -> None:
