@@ -3,8 +3,8 @@
 The allocations and frees of traced steps run through the model of CUDA's caching allocator, one after another as a
 probe has them: weights, gradients and states, then steps of two accumulation passes and an update. The programs are
 those of the CPU, which stand in for those of CUDA. Two ratios come of it: of what is reserved where nothing limits it,
-and of the lowest limit under which the steps still run, because the cache is released. The first is the prior of
-`bexplore.search.posterior.memory`.
+and of the lowest limit under which the steps still run, because the cache is released. The spread of the first between
+the sizes of a job is in the prior of `bexplore.search.posterior.memory`; its mean is measured by `emulated_memory`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.trace_cuda_jobs import EAGER_JOBS, MORE_JOBS, PUBLISHED_JOBS
 from benchmarks.trace_cuda_reckoning import GPU
 from benchmarks.trace_cuda_report import line_through, markdown
-from bexplore.config.load import load
+from bexplore.config.load import load_config
 from bexplore.engine import program_client
 from bexplore.job import Job
 from bexplore.trace.absent_gpu import reason_against
@@ -88,7 +88,7 @@ def traced_part(_: argparse.Namespace) -> tuple[list[str], Callable[[str], Row]]
     """Jobs of the engine's benchmark, and models on which nothing was tuned."""
 
     def measure(name: str) -> Row:
-        job = load(_ENGINE_JOBS[name]).job if name in _ENGINE_JOBS else MORE_JOBS[name]
+        job = load_config(_ENGINE_JOBS[name]).job if name in _ENGINE_JOBS else MORE_JOBS[name]
         return trace(job) | {"is_engine_job": name in _ENGINE_JOBS}
 
     return [*_ENGINE_JOBS, *MORE_JOBS], measure

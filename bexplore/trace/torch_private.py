@@ -332,6 +332,28 @@ def scalers_that_never_skip() -> Iterator[None]:
         yield
 
 
+def keep_layouts_of_convolutions() -> None:
+    """Let convolutions of an absent CUDA device keep the layout of their operands, as cuDNN's do.
+
+    The CPU build has no cuDNN, and its other kernels give up channels-last.
+
+    Source: `determine_backend_memory_format` in aten/src/ATen/native/Convolution.cpp, and
+    `cudnn_conv_suggest_memory_format` in aten/src/ATen/native/ConvUtils.h, of torch 2.11 to 2.13.
+    """
+    from torch._prims_common import suggest_memory_format  # taken where an absent device is stood in for alone
+
+    of_this_build = torch._C._conv_determine_backend_memory_format
+
+    def determine(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        if input.device.type != "cuda":
+            return of_this_build(input, weight, backend)
+        formats = [suggest_memory_format(tensor) for tensor in (input, weight)]
+        kept = [one for one in formats if one is not torch.contiguous_format]
+        return kept[0] if kept and input.dtype is not torch.float64 else torch.contiguous_format
+
+    torch._C._conv_determine_backend_memory_format = determine
+
+
 def never_open_a_device() -> None:
     """Keep fake tensors of this process from opening a device, and from moving constants to it."""
     setattr(fake_tensor, "init_gpu_context", lambda device: None)  # noqa: B010  # typed as a cached function

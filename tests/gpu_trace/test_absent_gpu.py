@@ -59,3 +59,80 @@ def test_attention_that_is_recomputed_takes_less_memory(tmp_path):
     arguments = {"micro_batch_sizes": (64,), "device_name": "h100", "model_dir": str(tmp_path), "fresh": True}
     usual, lean = (trace_once(one, **arguments)["peak_memory_bytes"]["64"] for one in (config, recomputing))
     assert lean < usual
+
+
+ABSENT = """
+from bexplore.host.accelerators import device_by_name
+from bexplore.trace.absent_gpu import stand_in
+from bexplore.trace.gpu_properties import GpuProperties
+
+stand_in(GpuProperties.of_device(device_by_name("h100")))
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+"""
+CONVOLUTIONS = """
+import itertools
+last, usual = torch.channels_last, torch.contiguous_format
+convolutions = [((16, 8, 3, 3), torch.nn.functional.conv2d), ((8, 4, 2, 2), torch.nn.functional.conv_transpose2d)]
+cases = itertools.product((usual, last), (usual, last), (torch.half, torch.double), convolutions)
+with FakeTensorMode():
+    for images_format, weight_format, dtype, (shape, convolve) in cases:
+        images = torch.empty(4, 8, 10, 10, device="cuda", dtype=dtype).to(memory_format=images_format)
+        weight = torch.empty(shape, device="cuda", dtype=dtype).to(memory_format=weight_format)
+        is_last = last in (images_format, weight_format) and dtype is torch.half
+        result = convolve(images, weight)
+        assert result.is_contiguous(memory_format=last if is_last else usual), (shape, images_format, weight_format)
+"""
+
+ACTIVATIONS = """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Recording(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        called.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+for name in ("silu", "mish", "gelu", "softplus", "leaky_relu", "hardswish"):
+    called = []
+    with FakeTensorMode(), Recording():
+        x = torch.empty(8, device="cuda", requires_grad=True)
+        y = getattr(torch.nn.functional, name)(x)
+        called.clear()
+        y.backward(y.detach())
+    assert [one for one in called if one not in ("detach", "device")] == [f"{name}_backward"], called
+
+called = []
+with FakeTensorMode(), Recording():
+    torch.nn.functional.rms_norm(torch.empty(8, 16, device="cuda"), (16,), torch.empty(16, device="cuda"))
+assert "_fused_rms_norm" in called and "rsqrt" not in called, called
+"""
+MASKS = """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Recording(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ == "constant_pad_nd":
+            padded.append(tuple(result.shape))
+        return result
+
+for shape, expected in (
+    ((1, 1, 49, 49), [(1, 1, 49, 64)]),
+    ((1, 4, 49, 49), [(1, 4, 49, 64)]),
+    ((64, 1, 49, 49), [(64, 1, 49, 64)]),
+    ((1, 1, 48, 48), []),
+):
+    padded = []
+    with FakeTensorMode(), Recording():
+        query, mask = torch.empty(64, 4, shape[-1], 32, device="cuda"), torch.empty(shape, device="cuda")
+        torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+    assert padded == expected, (shape, padded)
+"""
+
+
+@pytest.mark.parametrize("program", [CONVOLUTIONS, ACTIVATIONS, MASKS], ids=["layouts", "kernels", "masks"])
+def test_operators_do_on_an_absent_gpu_what_the_kernels_of_the_cuda_build_do(program):
+    command = [sys.executable, "-c", ABSENT + program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

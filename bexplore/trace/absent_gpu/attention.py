@@ -203,7 +203,7 @@ def _flash(call: Attention) -> Tensor:
 def _efficient(call: Attention) -> Tensor:
     bias = call.bias()
     if bias is not None:
-        bias = _aligned(bias.expand(*call.query.shape[:3], call.key.size(2)))
+        bias = _aligned(bias).expand(*call.query.shape[:3], call.key.size(2))
     return torch.ops.aten._scaled_dot_product_efficient_attention(
         *call.tensors, bias, call.saves_for_backward, call.dropout, call.is_causal, scale=call.scale
     )[0]
@@ -224,8 +224,12 @@ _KERNELS = {
 
 
 def _aligned(bias: Tensor) -> Tensor:
-    """Return the bias as memory-efficient attention needs it: rows at multiples of 16 elements."""
+    """Return the bias as memory-efficient attention needs it: rows at multiples of 16 elements.
+
+    It is padded as it is given, before it is repeated for each sample and head. Source: `preprocess_mask` and
+    `pad_bias` in attention.cpp.
+    """
+    if bias.stride(-1) == 1 and all(stride % _MASK_ALIGNMENT == 0 for stride in bias.stride()[:-1]):
+        return bias
     length = bias.size(-1)
-    if length % _MASK_ALIGNMENT:
-        return pad(bias, (0, -length % _MASK_ALIGNMENT))[..., :length]
-    return bias.contiguous() if any(stride % _MASK_ALIGNMENT for stride in bias.stride()[:-1]) else bias
+    return pad(bias, (0, _MASK_ALIGNMENT - length % _MASK_ALIGNMENT))[..., :length]

@@ -9,7 +9,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from bexplore.trace.absent_gpu import streams
+from bexplore.trace.absent_gpu import kernels, streams
 from bexplore.trace.absent_gpu.attention import route_attention
 from bexplore.trace.gpu_properties import GpuProperties
 
@@ -39,10 +39,11 @@ def install(properties: GpuProperties) -> None:
     """Put the absent device in place of the devices of this process, which has not imported the compiler yet."""
     _replace_torch_cuda(properties)
     driver.set_active(AbsentDriver(properties.capability))
-    _registrations.append(route_attention(properties.capability))
-    from bexplore.trace.torch_private import never_open_a_device  # the compiler keeps what it finds at its import
+    _registrations.extend([route_attention(properties.capability), kernels.keep_operators()])
+    from bexplore.trace import torch_private  # the compiler keeps what it finds at its import
 
-    never_open_a_device()
+    torch_private.never_open_a_device()
+    torch_private.keep_layouts_of_convolutions()
 
 
 def _replace_torch_cuda(properties: GpuProperties) -> None:

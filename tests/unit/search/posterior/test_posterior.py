@@ -273,8 +273,8 @@ def test_a_small_size_says_little_of_the_ratio_at_large_ones():
     small, large = (
         believed(range(1, 201), [on_cuda(size, reserved_over_allocated=1.25)], memory=RESERVED) for size in (1, 80)
     )
-    assert fits_at(small, 130) > 0.6
-    assert fits_at(large, 130) < 0.1
+    assert fits_at(small, 125) > 0.6
+    assert fits_at(large, 125) < 0.1
 
 
 def test_allocated_memory_corrects_the_trace_where_nothing_tells_the_ratio():
@@ -283,10 +283,10 @@ def test_allocated_memory_corrects_the_trace_where_nothing_tells_the_ratio():
             on_cuda(size, reserved_over_allocated=1.0, allocated_over_traced=share, resident_memory_bytes=None)
             for size in (1, 40, 80)
         ]
-        for share in (1.0, 0.9)
+        for share in (1.0, 0.8)
     )
     assert fits_at(believed(range(1, 201), as_traced, memory=RESERVED), 150) < 0.2
-    assert fits_at(believed(range(1, 201), smaller, memory=RESERVED), 150) > 0.8  # 162 samples would fill the budget
+    assert fits_at(believed(range(1, 201), smaller, memory=RESERVED), 150) > 0.8  # 187 samples would fill the budget
 
 
 def test_an_allocator_at_its_limit_says_nothing_of_the_ratio():
