@@ -57,6 +57,7 @@ PRIVATE_INTERFACES: Mapping[str, tuple[str, ...]] = {
         "torch._inductor.ir",
         "torch._ops.HigherOrderOperator",
         "torch._ops.OpOverload",
+        "torch._prims_common.suggest_memory_format",
         "torch._subclasses.fake_tensor.FakeTensor",
         "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init",
         "torch._subclasses.fake_tensor.init_gpu_context",
