@@ -48,6 +48,10 @@ DIFFERS = {
     "whisper": "its two convolutions have workspaces of cuDNN on a real device, of which the emulated one has none; "
     "with other blocks the allocator keeps other segments, so that sizes differ in both directions. Not verified.",
     "reformer": "equal at 1 and 16, then 6 % too low; why was not found.",
+    "regnet_y_128gf": "40 MiB a sample too low: its grouped convolutions may have workspaces of cuDNN on a real "
+    "device, of which the emulated one has none. Not verified.",
+    "lightning": "ResNet-152 in bfloat16: 5 MiB a sample too low; why was not found.",
+    "focalnet": "1.1 GiB too low at each size, as if it had a constant of its own; why was not found.",
 }
 
 Row = dict[str, Any]
