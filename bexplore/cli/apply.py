@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from bexplore.cli.common import CONFIG, Common, common_options
+from bexplore.cli.common import CONFIG, DEVICE_NAME, Common, common_options
 from bexplore.cli.training_command import (
     COMMAND,
     CommandBehindDashes,
@@ -52,6 +52,7 @@ from bexplore.host.secret_values import hidden
     metavar="FILE",
     help="A further file of the training whose numbers of the batch change too, such as DeepSpeed's; repeatable.",
 )
+@DEVICE_NAME
 @click.option("--force", is_flag=True, help="Write even if the job has changed since it was explored.")
 @click.option("-y", "--yes", is_flag=True, help="Write without asking.")
 @command_options
@@ -65,6 +66,7 @@ def apply(
     output: Path | None,
     drop_section: bool,
     also: tuple[Path, ...],
+    device_name: str | None,
     force: bool,
     yes: bool,
     common: Common,
@@ -85,7 +87,7 @@ def apply(
       bexplore apply trl.explore.yaml --drop-section -o trl.yaml    the file without what bexplore added
       bexplore apply axolotl.yaml -- axolotl train {config} --output-dir {output_dir}   as it was explored
     """
-    given = common.overrides
+    given, common = common.overrides, common.with_device_name(device_name)
     for override in overrides_of_command(command=context.meta.get(COMMAND, ()), **of_command):
         common = common.with_override(override)
     loaded = common.load(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +27,12 @@ _STANDS_BEHIND_DASHES = "explore.command="
 VARIABLES = "explore.env="  # then a JSON object, as `overrides_of_command` writes it
 
 CONFIG = click.argument("config", type=click.Path(path_type=Path))
+DEVICE_NAME = click.option(
+    "--device-name",
+    metavar="NAME",
+    help="Emulate an NVIDIA device that is not here, such as h100 or 8xh100: which sizes fit it, and no speed.",
+)
+_DEVICE_NAME = "explore.device_name="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +79,11 @@ class Common:
         return config
 
     def _options_of_the_job(self) -> tuple[str, ...]:
-        hidden = (_MAY_HOLD_A_PASSWORD, _STANDS_BEHIND_DASHES, VARIABLES)
+        hidden = (_MAY_HOLD_A_PASSWORD, _STANDS_BEHIND_DASHES, VARIABLES, _DEVICE_NAME)
         named = [("--set", override) for override in self.overrides if not override.startswith(hidden)]
         named += [("--env", name) for name in self._names_of_variables()]
+        devices = (one.removeprefix(_DEVICE_NAME) for one in self.overrides if one.startswith(_DEVICE_NAME))
+        named += [("--device-name", parse_json(name) if name.startswith('"') else name) for name in devices]
         named += [(f"--{name}", value) for name, value in (("model-dir", self.model_dir), ("mode", self.mode)) if value]
         return tuple(part for option in named for part in option)
 
@@ -110,6 +119,10 @@ class Common:
             click.echo("reading the lengths of samples from the loader", err=True)
         elif message.get("stage") == "trace" and "num_devices" in message:
             click.echo(f"tracing one rank of {counted(message['num_devices'], 'device')}", err=True)
+
+    def with_device_name(self, name: str | None) -> Common:
+        """Return the same options on an emulated device; as they are without a name."""
+        return self if name is None else self.with_override(f"{_DEVICE_NAME}{json.dumps(name)}")
 
     def with_override(self, override: str) -> Common:
         """Return the same options with one more override."""

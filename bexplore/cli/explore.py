@@ -16,7 +16,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bexplore.cli.common import Common, common_options
+from bexplore.cli.common import DEVICE_NAME, Common, common_options
 from bexplore.cli.streams import silence, watched_reader
 from bexplore.cli.training_command import (
     COMMAND,
@@ -47,11 +47,7 @@ from bexplore.search.policy.decision import StopReason
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option("--fresh", is_flag=True, help="Start over, even if there is an earlier run.")
 @click.option("--dry-run", is_flag=True, help="Only report the plan and its expected duration.")
-@click.option(
-    "--device-name",
-    metavar="NAME",
-    help="Emulate an NVIDIA device that is not here, such as h100 or 8xh100: which sizes fit it, and no speed.",
-)
+@DEVICE_NAME
 @click.option("--storage", metavar="URL", help="Optuna storage (sqlite:///study.db, postgresql://...).")
 @command_options
 @common_options
@@ -81,8 +77,7 @@ def explore(
       bexplore explore axolotl.yaml -- axolotl train {config} --output-dir {output_dir}
       bexplore explore -- torchrun --nproc-per-node 8 train.py --micro-batch-size {micro_batch_size} --out {output_dir}
     """
-    if device_name is not None:
-        common = common.with_override(f"explore.device_name={json.dumps(device_name)}")
+    common = common.with_device_name(device_name)
     if storage is not None:
         common = common.with_override(f"explore.storage={json.dumps(storage)}")
     typed = of_command | {"command": context.meta.get(COMMAND, ())}

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from bexplore.cli.common import CONFIG, Common, common_options
+from bexplore.cli.common import CONFIG, DEVICE_NAME, Common, common_options
 from bexplore.errors import ExitCode, UserInputError
 from bexplore.exploration.event_records import probe_record, profile_record
 from bexplore.exploration.one_shot import probe_once, trace_devices, trace_once, trace_variants
@@ -38,8 +38,16 @@ from bexplore.search.result import ProbeFinished
     metavar="FILE",
     help="Then profile two steps: a trace for Perfetto in FILE (.json or .json.gz), and memory beside it.",
 )
+@DEVICE_NAME
 @common_options
-def probe(config: Path, micro_batch_size: int, compilation: str, trace_path: Path | None, common: Common) -> None:
+def probe(
+    config: Path,
+    micro_batch_size: int,
+    compilation: str,
+    trace_path: Path | None,
+    device_name: str | None,
+    common: Common,
+) -> None:
     """Compile and run one size of CONFIG for real, and report what was measured.
 
     \b
@@ -48,7 +56,7 @@ def probe(config: Path, micro_batch_size: int, compilation: str, trace_path: Pat
       bexplore probe job.yaml --micro-batch-size 8 --compilation eager   without torch.compile
       bexplore probe job.yaml --micro-batch-size 8 --profile trace.json  and where its time goes
     """
-    loaded = common.load(config)
+    loaded = common.with_device_name(device_name).load(config)
     if loaded.command is None:
         common.require_torch()
     common.announce(loaded)

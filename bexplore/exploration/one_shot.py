@@ -84,6 +84,8 @@ def probe_once(
         return Probed(observation=without_times(runner, lambda: bool(runner.device_info.get("is_emulated")))(probe))
     with Workers(run_dir, environment | environment_alone(config)) as workers:
         device_info = workers.device_info(config.job.device, on_progress=on_progress)
+        if trace_path is not None and device_info["is_emulated"]:
+            raise UserInputError("a profile is of times, and an emulated device has none", hint="leave --profile out")
         budget = resolve_budget(
             config.explore,
             device_info,

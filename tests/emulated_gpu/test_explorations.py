@@ -75,7 +75,7 @@ def test_a_device_is_named_and_the_largest_size_that_fits_it_is_found(bexplore, 
     page = (tmp_path / result["run_dir"] / "report.html").read_text()
     assert "emulated" in page and "samples/s" not in page
     assert "knows no time of a step" in bexplore("plan", result["run_dir"], status=2)
-    written = bexplore("apply", "job.yaml", "--set", "explore.device_name=h100", "--change-batch-size", "--yes")
+    written = bexplore("apply", "job.yaml", "--device-name", "h100", "--change-batch-size", "--yes")
     assert "its speed is not known" in written
     assert f"micro_batch_size: {result['micro_batch_size']}" in (tmp_path / "job.yaml").read_text()
 

@@ -32,7 +32,7 @@ def names(checks) -> dict[str, Check]:
 def no_worker(monkeypatch):
     """torch is taken to work, without starting it."""
     line = Check(name="device", status=Status.OK, message="cpu")
-    monkeypatch.setattr(doctor, "_device", lambda name: (CPU | {"num_threads": 1}, line))
+    monkeypatch.setattr(doctor, "_device", lambda name, environment: (CPU | {"num_threads": 1}, line))
 
 
 def job(folder: Path, model: str) -> Path:
@@ -66,7 +66,7 @@ def test_a_torch_that_was_not_tested_is_a_warning_that_says_what_is_lost(monkeyp
     assert complete.status is Status.WARNING and "2.99.0+cu150, which was not tested" in complete.message
     assert "each private interface" in complete.message and "use torch 2.11 to 2." in complete.fix
     answer = Done(values={"missing": [("the trace: memory is unknown", "torch._inductor.x")]})
-    monkeypatch.setattr(doctor, "_answer", lambda request: answer)
+    monkeypatch.setattr(doctor, "_answer", lambda request, environment: answer)
     lacking = names(doctor.examine(noise_s=0))["torch"]
     assert "lost: the trace: memory is unknown (torch._inductor.x is missing)" in lacking.message
 
@@ -82,17 +82,19 @@ def test_a_compiler_that_is_missing_or_cannot_do_openmp_is_a_problem(monkeypatch
 
 
 def test_more_threads_than_processors_are_a_warning(monkeypatch):
-    monkeypatch.setattr(doctor, "_device", lambda name: (CPU | {"num_threads": 4096}, doctor._device_line(CPU)))
+    monkeypatch.setattr(
+        doctor, "_device", lambda name, environment: (CPU | {"num_threads": 4096}, doctor._device_line(CPU))
+    )
     check = names(doctor.examine(noise_s=0))["threads"]
     assert (check.status, check.fix) == (Status.WARNING, f"export OMP_NUM_THREADS={len(os.sched_getaffinity(0))}")
 
 
 def test_the_kernel_is_built_and_run_by_a_worker():
-    assert doctor._answer(CheckCompiler(device="cpu")).values["is_right"]
+    assert doctor._answer(CheckCompiler(device="cpu"), {}).values["is_right"]
 
 
 def test_a_device_that_torch_does_not_see_is_a_problem_that_says_what_it_sees():
-    facts, check = doctor._device("cuda:77")
+    facts, check = doctor._device("cuda:77", {})
     assert (facts, check.status) == ({}, Status.PROBLEM)
     assert "sees" in check.message and "explore.device" in check.fix
 
@@ -107,7 +109,7 @@ def test_a_job_that_traces_is_ok_and_one_with_a_bug_is_a_problem(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     good = names(doctor.examine(load_config(job(tmp_path, "perceptron")), noise_s=0))["job"]
     assert good.status is Status.OK and "parameters" in good.message
-    monkeypatch.setattr(doctor, "trace_in_worker", lambda *arguments: "no trace")
+    monkeypatch.setattr(doctor, "trace_in_worker", lambda *arguments, environment: "no trace")
     bad = names(doctor.examine(load_config(job(tmp_path, "shape_error")), noise_s=0))["job"]
     assert bad.status is Status.PROBLEM and "--compilation eager" in bad.fix
     assert not (tmp_path / "local_compile_train").exists()

@@ -24,6 +24,7 @@ DATA = {
     "memory_budget": "a size",
     "replica_reserve": "a size",
     "device": "a name that torch.device parses",
+    "device_name": "a name in a table of devices",
     "checkpointed_modules": "patterns of names of modules",
     "settings": "values of keys that are checked as the keys themselves; none of them is a code key",
     "dialect": "a name in a table of families; what a family starts is refused",
