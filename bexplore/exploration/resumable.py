@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from abc import ABC, abstractmethod
@@ -76,6 +75,7 @@ class ResumableExploration(ABC):
         self.on_progress = _logged(options.on_progress)
         self.known: list[Observation] = []
         self.is_interrupted = False
+        self._environment: dict[str, str] = {}  # of the processes that are started, beside this process's own
 
     def events(self) -> Iterator[JobEvent]:
         """Find an earlier run; else plan, run and finish a new one."""
@@ -84,7 +84,7 @@ class ResumableExploration(ABC):
         if run is not None and stored is not None and self._answers(stored):
             yield AlreadyFinished(result=stored, run=run)
             return
-        assert self._environment is not None  # it fails before there is a run
+        self._environment = started_environment(self.config, self.on_progress)  # it fails before there is a run
         if self.options.dry_run:
             yield self._planned_only(changes)
             return
@@ -135,11 +135,6 @@ class ResumableExploration(ABC):
     @abstractmethod
     def _planned_only(self, changes: Sequence[str]) -> Planned:
         """Return the plan of a dry run, which keeps nothing."""
-
-    @functools.cached_property
-    def _environment(self) -> dict[str, str]:
-        """The variables of the processes that this exploration starts, beside this process's own."""
-        return started_environment(self.config, self.on_progress)
 
     def _record(self, run: run_directory.Run) -> loop.RunRecord:
         """Return where the search is recorded."""

@@ -36,7 +36,7 @@ class TestEngineRunner(RunnerContract):
 def all_ranks(tmp_path_factory):
     job = imported_job("greedy", compile=CompileSettings(enabled=False))
     job = dataclasses.replace(job, parallelism=Parallelism(data_parallel_replicate_degree=NUM_RANKS), num_replicas=2)
-    launched = dataclasses.replace(settings(tmp_path_factory.mktemp("all_ranks"), job), budget_bytes=512 * MIB)
+    launched = dataclasses.replace(settings(tmp_path_factory.mktemp("all_ranks"), job), budget_bytes=1024 * MIB)
     with AllRanksRunner(launched) as runner:
         yield remembered(runner)
 

@@ -10,7 +10,6 @@ from bexplore.measurement.probe import Outcome, Probe
 from tests.builders import imported_job, step_job
 
 
-@pytest.mark.on_device
 def test_the_engine_refuses_a_step_without_gradients_at_the_first_probe(run_on):
     with pytest.raises(UserInputError, match="no parameter has a gradient"):
         run_on(step_job("NoBackward"))(Probe(number=0, micro_batch_size=1))
