@@ -31,11 +31,11 @@ if importlib.util.find_spec("torchvision") is None:
         sys.modules[f"torchvision{name}"] = StandIn(f"torchvision{name}")
         sys.modules[f"torchvision{name}"].__path__ = []
 
-import timm  # noqa: E402
-import timm.optim  # noqa: E402
-import timm.scheduler  # noqa: E402
-import timm.utils  # noqa: E402
-from timm.loss import LabelSmoothingCrossEntropy  # noqa: E402
+import timm  # noqa: E402 - the stand-in must be there before it
+import timm.optim  # noqa: E402 - likewise
+import timm.scheduler  # noqa: E402 - likewise
+import timm.utils  # noqa: E402 - likewise
+from timm.loss import LabelSmoothingCrossEntropy  # noqa: E402 - likewise
 
 
 class Images(torch.utils.data.Dataset):

@@ -47,7 +47,7 @@ _LOG_FOLDER, _ERROR_FILE = "torchelastic_", "TORCHELASTIC_ERROR_FILE="
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 # Programs and modules that start ranks, or pass signals to those in a container or on another host, and run no code of
 # the user. Sources: the console scripts of torch, accelerate and DeepSpeed; Slurm, MPI and container runtimes.
-_LAUNCHERS = frozenset(
+LAUNCHERS = frozenset(
     (
         *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
         *("accelerate", "accelerate-launch", "accelerate.commands.launch"),
@@ -202,7 +202,7 @@ def program_of(words: Sequence[str]) -> str:
 
 def is_launcher(pid: int) -> bool:
     """Return whether a process starts ranks and runs no code of the user."""
-    return program_of(read_of(pid, "cmdline").split("\0")) in _LAUNCHERS
+    return program_of(read_of(pid, "cmdline").split("\0")) in LAUNCHERS
 
 
 def environment_of(pid: int) -> str:

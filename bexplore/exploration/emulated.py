@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bexplore.command.reaper import LAUNCHERS, program_of
 from bexplore.config.config import Config
 from bexplore.emulated_gpu import emulated_environment
 from bexplore.engine.process.timeouts import Progress
@@ -124,7 +125,11 @@ def num_devices(config: Config) -> int:
     if config.command is None:
         launcher = launcher_of(config)
         return 1 if launcher is None else launcher.num_ranks
-    words = config.command.argv
+    argv = config.command.argv
+    if program_of(argv) not in LAUNCHERS:
+        return 1
+    # What stands behind the script is the training's own.
+    words = itertools.takewhile(lambda word: not word.endswith(".py"), argv)
     for word, following in itertools.pairwise([*words, ""]):
         found = _PROCESSES.fullmatch(word)
         number = found and (found[1] or following)
@@ -155,7 +160,10 @@ def _python(word: str) -> str | None:
         return None
     if Path(program).name.startswith("python"):
         return program
-    with Path(program).open("rb") as stream:
-        first = stream.read(256).split(b"\n")[0].decode(errors="replace")
-    named = first.removeprefix("#!").strip() if first.startswith("#!") else ""
-    return named if Path(named.split(" ")[0]).name.startswith("python") else None
+    try:
+        with Path(program).open("rb") as stream:
+            first = stream.read(256).split(b"\n")[0].decode(errors="replace")
+    except OSError:  # it may be run, and not read
+        return None
+    named = first.removeprefix("#!").split() if first.startswith("#!") else []
+    return named[0] if named and Path(named[0]).name.startswith("python") else None

@@ -1,4 +1,4 @@
-"""Explorations on an emulated device: what is true there is told, and nothing else is."""
+"""Explorations on an emulated device: the output has what is true there, and nothing else."""
 
 from __future__ import annotations
 

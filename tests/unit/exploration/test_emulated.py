@@ -194,6 +194,10 @@ COMMANDS = {
     ("mpirun", "-np", "3", "python", "train.py"): 3,
     ("mpirun", "-n", "2", "python", "train.py"): 2,
     ("python", "train.py", "--n", "16"): 1,
+    ("python", "train.py", "-n", "16"): 1,
+    ("python", "train.py", "--num_processes", "100"): 1,
+    ("torchrun", "train.py", "--num_processes", "4"): 1,
+    ("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"): 2,
 }
 
 
