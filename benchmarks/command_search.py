@@ -24,11 +24,11 @@ from pathlib import Path
 from benchmarks.command_jobs.table import FOLDER, JOBS, CommandJob
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.load import load_config
-from bexplore.exploration.events import Finished
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.host.machine import package_version, processor_name
 from bexplore.measurement.probe import Compilation, Probe
+from bexplore.run.events import Finished
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = (

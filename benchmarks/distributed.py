@@ -35,11 +35,11 @@ from bexplore.engine.process.launcher import Launcher
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import BexploreError
-from bexplore.exploration.events import Finished, ProbeFinished
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation, Probe
+from bexplore.run.events import Finished, ProbeFinished
 
 RESULTS = Path(__file__).parent / "results"
 RECORDS = RESULTS / "distributed.json"

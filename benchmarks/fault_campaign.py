@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bexplore.exploration.journal import Journal
 from bexplore.measurement.probe import Observation
+from bexplore.run.journal import Journal
 
 ROOT = Path(__file__).parent.parent
 PROBE_LIMIT_S = 25.0

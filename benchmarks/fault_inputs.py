@@ -18,11 +18,11 @@ from typing import Any
 
 from bexplore.config.load import load_config
 from bexplore.errors import BexploreError
-from bexplore.exploration.journal import Journal
-from bexplore.exploration.run_directory import find_runs, open_run
 from bexplore.guard.baseline import read_baseline
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.replay.table import load_table
+from bexplore.run.journal import Journal
+from bexplore.run.run_directory import find_runs, open_run
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = str(ROOT / "bexplore")

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.exploration.journal import Journal
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.replay.table import Curve, load_table
+from bexplore.run.journal import Journal
 from bexplore.search import loop
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space

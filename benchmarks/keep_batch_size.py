@@ -23,11 +23,11 @@ import yaml
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.exploration.exploration import keeping_sizes
-from bexplore.exploration.fingerprint import search_settings
 from bexplore.exploration.finish import keeps_batch_size
-from bexplore.exploration.result import KeepsBatchSize
 from bexplore.job.batching import is_valid_global_batch_size
 from bexplore.measurement.probe import Compilation, Observation, Purpose
+from bexplore.run.fingerprint import search_settings
+from bexplore.run.result import KeepsBatchSize
 from bexplore.search.loop import RunRecord, explore
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.result import ProbeFinished, Result

@@ -28,14 +28,14 @@ import numpy as np
 
 from benchmarks.keep_batch_size import draw_job, load
 from benchmarks.machine_facts import machine_facts
-from bexplore.exploration import run_directory
 from bexplore.exploration.exploration import keeping_sizes
-from bexplore.exploration.fingerprint import search_settings
 from bexplore.exploration.finish import Finish, verified_by
-from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.bexp import recommendation_line
 from bexplore.output.summary import summary_text
+from bexplore.run import run_directory
+from bexplore.run.fingerprint import search_settings
+from bexplore.run.result import RunResult
 from bexplore.search.loop import RunRecord, explore
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation

@@ -27,11 +27,11 @@ from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import BexploreError
-from bexplore.exploration.events import Finished, ProbeFinished
 from bexplore.exploration.exploration import explore
-from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.measurement.probe import Compilation, Probe
+from bexplore.run.events import Finished, ProbeFinished
+from bexplore.run.result import RunResult
 
 RESULTS = Path(__file__).parent / "results"
 RECORDS = RESULTS / "settings_jobs.json"

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bexplore.exploration import run_directory
-from bexplore.exploration.events import Planned, Recommended, Traced
 from bexplore.host.machine import package_version, processor_name
 from bexplore.job import Job
 from bexplore.measurement.probe import Observation, Outcome, Probe
@@ -27,6 +25,8 @@ from bexplore.output.console import Progress
 from bexplore.output.report.files import write_text
 from bexplore.output.report.page import html
 from bexplore.output.report.report_data import read_report_data
+from bexplore.run import run_directory
+from bexplore.run.events import Planned, Recommended, Traced
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted
 

@@ -24,18 +24,18 @@ if (
     from bexplore.config.config import Config as Config
     from bexplore.config.load import load_config as load_config
     from bexplore.config.training_step import TrainingStep as TrainingStep
+    from bexplore.decorator import find_fastest_batch_size as find_fastest_batch_size
     from bexplore.errors import BexploreError as BexploreError
-    from bexplore.exploration.decorator import find_fastest_batch_size as find_fastest_batch_size
-    from bexplore.exploration.events import AlreadyFinished as AlreadyFinished
-    from bexplore.exploration.events import Finished as Finished
-    from bexplore.exploration.events import Planned as Planned
-    from bexplore.exploration.events import Recommended as Recommended
-    from bexplore.exploration.events import Traced as Traced
     from bexplore.exploration.exploration import ExploreOptions as ExploreOptions
     from bexplore.exploration.exploration import explore as explore
     from bexplore.planning.api import plan as plan
     from bexplore.planning.request import PlanRequest as PlanRequest
     from bexplore.planning.request import Work as Work
+    from bexplore.run.events import AlreadyFinished as AlreadyFinished
+    from bexplore.run.events import Finished as Finished
+    from bexplore.run.events import Planned as Planned
+    from bexplore.run.events import Recommended as Recommended
+    from bexplore.run.events import Traced as Traced
     from bexplore.search.loop import ProbeFinished as ProbeFinished
     from bexplore.search.loop import ProbeStarted as ProbeStarted
 
@@ -45,17 +45,17 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "BexploreError": "bexplore.errors",
     "Config": "bexplore.config.config",
-    "Finished": "bexplore.exploration.events",
-    "Planned": "bexplore.exploration.events",
+    "Finished": "bexplore.run.events",
+    "Planned": "bexplore.run.events",
     "ProbeFinished": "bexplore.search.loop",
     "ProbeStarted": "bexplore.search.loop",
-    "Recommended": "bexplore.exploration.events",
-    "AlreadyFinished": "bexplore.exploration.events",
+    "Recommended": "bexplore.run.events",
+    "AlreadyFinished": "bexplore.run.events",
     "ExploreOptions": "bexplore.exploration.exploration",
-    "Traced": "bexplore.exploration.events",
+    "Traced": "bexplore.run.events",
     "TrainingStep": "bexplore.config.training_step",
     "explore": "bexplore.exploration.exploration",
-    "find_fastest_batch_size": "bexplore.exploration.decorator",
+    "find_fastest_batch_size": "bexplore.decorator",
     "load_config": "bexplore.config.load",
     "plan": "bexplore.planning.api",
     "PlanRequest": "bexplore.planning.request",

@@ -9,9 +9,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from bexplore.errors import UserInputError
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.start_again import (
+from bexplore.actions.start_again import (
     GivenSize,
     Request,
     accumulation_of,
@@ -20,6 +18,8 @@ from bexplore.exploration.start_again import (
     hints_shown,
     refuse_ranks,
 )
+from bexplore.errors import UserInputError
+from bexplore.run.result import RunResult
 
 
 class MicroBatchSizeFinder(Callback):

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.start_again import Request, explored, given_size
+from bexplore.actions.start_again import Request, explored, given_size
+from bexplore.run.result import RunResult
 
 if TYPE_CHECKING:
     from transformers import Trainer

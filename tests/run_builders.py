@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
-from bexplore.exploration import run_directory
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.run_directory import Run
 from bexplore.job import Job, Precision
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.run import run_directory
+from bexplore.run.result import RunResult
+from bexplore.run.run_directory import Run
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Buffer, Peak, Phase

@@ -10,8 +10,8 @@ from benchmarks.gpu_check.commands import bexplore
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.gpu import TakenMemory
 from benchmarks.gpu_check.verdict import Verdict, judged
+from bexplore.actions.one_shot import probe_once
 from bexplore.config.config import Config
-from bexplore.exploration.one_shot import probe_once
 from bexplore.host.accelerators import CUDA_CONTEXT_BYTES
 from bexplore.units import format_bytes
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged
-from bexplore.exploration.bottlenecks import profile_bottlenecks
-from bexplore.exploration.one_shot import probe_once
+from bexplore.actions.one_shot import probe_once
+from bexplore.diagnosis.bottlenecks import profile_bottlenecks
 
 
 def profile_gpt(context: Context) -> Verdict:

@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged, not_run
+from bexplore.actions.one_shot import probe_once
 from bexplore.engine.protocol.shared_mode import SharedMode
-from bexplore.exploration.one_shot import probe_once
 
 SIZES = (2, 8, 32)
 PASS_BUDGET_S = 3.0

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from bexplore.actions.apply import BatchSizeRule, Choice, Edit, plan_edit, refuse, write_edit
 from bexplore.cli.common import CONFIG, DEVICE_NAME, Common, common_options
 from bexplore.cli.training_command import (
     COMMAND,
@@ -21,9 +22,8 @@ from bexplore.cli.training_command import (
 )
 from bexplore.config.job_variant import name_of
 from bexplore.errors import UserInputError
-from bexplore.exploration.apply import BatchSizeRule, Choice, Edit, plan_edit, refuse, write_edit
-from bexplore.exploration.run_directory import open_run
 from bexplore.host.secret_values import hidden
+from bexplore.run.run_directory import open_run
 
 
 @click.command(cls=CommandBehindDashes)

@@ -16,6 +16,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from bexplore.actions.apply import paste, written_size
 from bexplore.cli.common import DEVICE_NAME, Common, common_options
 from bexplore.cli.streams import silence, watched_reader
 from bexplore.cli.training_command import (
@@ -28,11 +29,7 @@ from bexplore.cli.training_command import (
 from bexplore.config.config import Config
 from bexplore.engine.process.starting import is_waiting
 from bexplore.errors import BexploreError, ExitCode, first_line
-from bexplore.exploration.apply import paste, written_size
-from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent
 from bexplore.exploration.exploration import explore as events_of
-from bexplore.exploration.fingerprint import search_settings
-from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.host.logs import log
 from bexplore.output.bexp import BexpStream, RunLog
@@ -40,6 +37,9 @@ from bexplore.output.console import Progress
 from bexplore.output.event_files import EventFile, JsonLines
 from bexplore.output.report.files import ReportFile
 from bexplore.output.summary import summary_text
+from bexplore.run.events import AlreadyFinished, Finished, JobEvent
+from bexplore.run.fingerprint import search_settings
+from bexplore.run.result import RunResult
 from bexplore.search.policy.decision import StopReason
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from bexplore.errors import UserInputError
-from bexplore.exploration.run_directory import open_run
 from bexplore.host.json_files import write_json
 from bexplore.planning.network_figures import FILE_NAME
+from bexplore.run.run_directory import open_run
 from bexplore.units import parse_bytes
 
 

@@ -10,14 +10,15 @@ from typing import Any
 
 import click
 
+from bexplore.actions.one_shot import probe_once, trace_devices, trace_once, trace_variants
 from bexplore.cli.common import CONFIG, DEVICE_NAME, Common, common_options
+from bexplore.diagnosis.bottlenecks import profile_bottlenecks
 from bexplore.errors import ExitCode, UserInputError
-from bexplore.exploration.event_records import probe_record, profile_record
-from bexplore.exploration.one_shot import probe_once, trace_devices, trace_once, trace_variants
 from bexplore.host.accelerators import DEVICES
 from bexplore.output.bexp import probe_sentence
 from bexplore.output.profile_text import profile_lines
 from bexplore.output.tables import devices_table, settings_table, trace_table
+from bexplore.run.event_records import probe_record, profile_record
 from bexplore.search.result import ProbeFinished
 
 
@@ -75,7 +76,7 @@ def probe(
         else probe_sentence(ProbeFinished(observation=observation))
     )
     if profile is not None and common.as_json:
-        click.echo(json.dumps(profile_record(profile)))
+        click.echo(json.dumps(profile_record(profile, profile_bottlenecks(profile))))
     elif profile is not None:
         click.echo("\n".join(profile_lines(profile, None if probed.run is None else probed.run.directory)))
     if observation.traceback_text and not observation.is_measured:

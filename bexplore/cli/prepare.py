@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
+from bexplore.actions.doctor import Check, Status, examine
 from bexplore.cli.training_command import COMMAND, CommandBehindDashes
 from bexplore.config.load import load_config
 from bexplore.config.starter import examples, starter
 from bexplore.errors import ExitCode, UserInputError
-from bexplore.exploration.doctor import Check, Status, examine
 
 _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "red"}
 

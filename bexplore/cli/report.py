@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 
 from bexplore.errors import BexploreError, UserInputError, first_line
-from bexplore.exploration.run_directory import Run, open_run
 from bexplore.host.logs import log
 from bexplore.output.report.files import write_figures, write_text
 from bexplore.output.report.page import html, markdown
 from bexplore.output.report.report_data import read_report_data
+from bexplore.run.run_directory import Run, open_run
 
 
 @click.command()

@@ -17,10 +17,10 @@ from bexplore.emulated_gpu import emulated_environment
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError
 from bexplore.exploration.launching import launcher_of
-from bexplore.exploration.result import RunResult
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.job import device_kind
 from bexplore.measurement.probe import Observation, Probe, Runner
+from bexplore.run.result import RunResult
 
 # Seconds of every pass: the samples/s of a size are then proportional to it, and the fastest size that fits is the
 # largest one.

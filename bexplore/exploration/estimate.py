@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import BexploreError
-from bexplore.exploration import run_directory
 from bexplore.host import json_files
+from bexplore.run import run_directory
 from bexplore.trace.cost_model import CostModel
 
 # Beyond this ratio of operations per sample an earlier run is too different: compilation no longer outweighs passes.

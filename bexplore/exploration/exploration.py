@@ -23,20 +23,14 @@ from bexplore.engine.reduced_depth import ReducedDepthRunner
 from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 from bexplore.engine.variants_runner import VariantsRunner
 from bexplore.errors import NothingFitsError, UserInputError
-from bexplore.exploration import run_directory
 from bexplore.exploration.emulated import without_times
 from bexplore.exploration.estimate import expected_duration
-from bexplore.exploration.event_records import event_record, trace_record
-from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended, Traced, TracedSettings
-from bexplore.exploration.fingerprint import describe, search_settings
 from bexplore.exploration.finish import Finish, global_batch_sizes
 from bexplore.exploration.launching import environment_alone, launcher_of, worker_key
 from bexplore.exploration.loader_lengths import with_loader_lengths
 from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
 from bexplore.exploration.of_command import CommandExploration
-from bexplore.exploration.parallel_result import one_rank_caution
 from bexplore.exploration.resumable import ExploreOptions, ResumableExploration, keeping_sizes
-from bexplore.exploration.selection import Selection, TracedVariant
 from bexplore.exploration.variants import SURE_SDS, expected, operations_over_file, select, trace_all, trace_lengths
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors, package_version
@@ -45,6 +39,12 @@ from bexplore.host.torch_interfaces import version_warnings
 from bexplore.job import Job, device_kind
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Compilation, Probe, Runner
+from bexplore.run import run_directory
+from bexplore.run.event_records import event_record, trace_record
+from bexplore.run.events import Finished, JobEvent, Planned, Recommended, Traced, TracedSettings
+from bexplore.run.fingerprint import describe, search_settings
+from bexplore.run.parallel_result import one_rank_caution
+from bexplore.run.selection import Selection, TracedVariant
 from bexplore.search import loop
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation

@@ -11,21 +11,21 @@ from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.config.job_variant import changes_training
+from bexplore.diagnosis.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
 from bexplore.engine import eager_comparison
 from bexplore.engine.runner import EngineRunner
-from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
 from bexplore.exploration.emulated import without_speeds
 from bexplore.exploration.estimated import estimated
-from bexplore.exploration.lengths_result import lengths_result
-from bexplore.exploration.parallel_result import one_rank_caution, parallel_result, pass_times_by_kind, ranks_of
-from bexplore.exploration.result import FailureGroup, KeepsBatchSize, RunResult, ValidBatchSize
-from bexplore.exploration.run_directory import Run
-from bexplore.exploration.selection import TracedVariant
-from bexplore.exploration.settings_result import over_file, pareto_front, points_of
 from bexplore.exploration.variants import operations_over_file
 from bexplore.job import Mode
 from bexplore.job.batching import GlobalBatchSize, near_value_message, split, valid_global_batch_sizes
 from bexplore.measurement.probe import Compilation, Observation
+from bexplore.run.lengths_result import lengths_result
+from bexplore.run.parallel_result import one_rank_caution, parallel_result, pass_times_by_kind, ranks_of
+from bexplore.run.result import FailureGroup, KeepsBatchSize, RunResult, ValidBatchSize
+from bexplore.run.run_directory import Run
+from bexplore.run.selection import TracedVariant
+from bexplore.run.settings_result import over_file, pareto_front, points_of
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.first_probe import without_numbers
 from bexplore.search.posterior.credible_band import CredibleBand

@@ -15,16 +15,16 @@ from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.errors import UserInputError, UserProgramError
-from bexplore.exploration import run_directory
 from bexplore.exploration.emulated import without_times
-from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended
-from bexplore.exploration.fingerprint import describe, search_settings
 from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes, step_time_s, verified_by
-from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ResumableExploration, keeping_sizes
 from bexplore.host import logs
 from bexplore.host.clocks import Stopwatch
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
+from bexplore.run import run_directory
+from bexplore.run.events import Finished, JobEvent, Planned, Recommended
+from bexplore.run.fingerprint import describe, search_settings
+from bexplore.run.result import RunResult
 from bexplore.search import loop
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.keep_batch_size import MOST_PROBES

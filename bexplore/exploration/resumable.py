@@ -13,15 +13,15 @@ from typing import Any
 from bexplore.config.config import Config
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import NothingFitsError, UserProgramError
-from bexplore.exploration import run_directory
 from bexplore.exploration.emulated import started_environment
-from bexplore.exploration.events import AlreadyFinished, JobEvent, Planned
-from bexplore.exploration.fingerprint import Fingerprint
 from bexplore.exploration.finish import batch_size_request
-from bexplore.exploration.result import RunResult
 from bexplore.host import logs
 from bexplore.job.batching import sizes_that_keep
 from bexplore.measurement.probe import Observation
+from bexplore.run import run_directory
+from bexplore.run.events import AlreadyFinished, JobEvent, Planned
+from bexplore.run.fingerprint import Fingerprint
+from bexplore.run.result import RunResult
 from bexplore.search import loop
 
 

@@ -13,9 +13,9 @@ from bexplore.config.config import Config
 from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.errors import UserInputError
-from bexplore.exploration.selection import LeftOut, Selection, TracedVariant
 from bexplore.host.machine import num_usable_processors
 from bexplore.job import Job
+from bexplore.run.selection import LeftOut, Selection, TracedVariant
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.space import MemoryPrior
 from bexplore.trace.cost_model import CostModel

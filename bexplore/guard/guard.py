@@ -12,7 +12,6 @@ from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.errors import UserInputError
-from bexplore.exploration import run_directory
 from bexplore.guard import neighbour_sizes
 from bexplore.guard.baseline import Baseline, read_baseline, write_baseline
 from bexplore.guard.compare import compare_metrics
@@ -32,6 +31,7 @@ from bexplore.guard.snapshot import (
     time_sizes,
 )
 from bexplore.guard.statistics import TIME_TOLERANCE
+from bexplore.run import run_directory
 
 EXACT = frozenset({Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN})
 TIMES = frozenset({Tier.SAME_JOB, Tier.SAME_MACHINE})

@@ -16,7 +16,6 @@ from bexplore.config.config import Config
 from bexplore.engine.program_client import metrics_in_worker
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import EngineError
-from bexplore.exploration import run_directory
 from bexplore.exploration.memory_budget import gradient_bytes_of, resolve_budget
 from bexplore.guard import neighbour_sizes
 from bexplore.guard.baseline import Baseline, SizeTimes
@@ -26,6 +25,7 @@ from bexplore.host.machine import package_version, processor_name
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import OF_TRANSFORMERS, device_kind
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
+from bexplore.run import run_directory
 
 # Changes whenever the same program gives other facts.
 FACTS_VERSION = "2"

@@ -10,7 +10,9 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from bexplore.config.job_variant import name_of
-from bexplore.exploration.events import (
+from bexplore.measurement.probe import Observation
+from bexplore.output.event_files import AppendFile
+from bexplore.run.events import (
     AlreadyFinished,
     Finished,
     JobEvent,
@@ -19,8 +21,6 @@ from bexplore.exploration.events import (
     Traced,
     TracedSettings,
 )
-from bexplore.measurement.probe import Observation
-from bexplore.output.event_files import AppendFile
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished
 from bexplore.units import counted, format_bytes, format_seconds

@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Traced
 from bexplore.output.bexp import probe_sentence, settings_sentences, trace_sentence
 from bexplore.output.live_view import View
+from bexplore.run.events import AlreadyFinished, Finished, JobEvent, Planned, Traced
 from bexplore.search.result import ProbeFinished
 from bexplore.units import counted, format_seconds
 

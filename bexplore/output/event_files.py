@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from bexplore.exploration.event_records import event_record
-from bexplore.exploration.events import JobEvent, Planned
+from bexplore.run.event_records import event_record
+from bexplore.run.events import JobEvent, Planned
 
 
 def warn_on_stderr(text: str) -> None:

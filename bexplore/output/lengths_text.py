@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bexplore.exploration.lengths_result import LengthsResult, OtherCollation
+from bexplore.run.lengths_result import LengthsResult, OtherCollation
 from bexplore.units import format_bytes, format_seconds
 
 _COLLATIONS = {

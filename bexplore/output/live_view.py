@@ -13,9 +13,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bexplore.exploration.events import JobEvent, Planned, Recommended, Traced
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.plot import ASCII, LABEL, UNICODE, plot
+from bexplore.run.events import JobEvent, Planned, Recommended, Traced
 from bexplore.search.posterior.credible_band import CredibleBand
 from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.recommendation import Recommendation

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from bexplore.diagnosis.bottlenecks import NetworkEvidence, network_bottlenecks, profile_bottlenecks
 from bexplore.errors import BexploreError
-from bexplore.exploration.bottlenecks import NetworkEvidence, network_bottlenecks, profile_bottlenecks
-from bexplore.exploration.run_directory import Run, open_run
 from bexplore.measurement.profile import REGIONS, Profile, ProfiledCollective, ProfiledKernel
 from bexplore.planning.api import source_of_run
 from bexplore.planning.communication import communication_of
 from bexplore.planning.network_figures import Collective, NetworkFigures
 from bexplore.planning.step_costs import StepCosts
+from bexplore.run.run_directory import Run, open_run
 from bexplore.units import counted, format_bytes, format_seconds, format_share
 
 HEADS = ("self time", "share", "calls", "of", "name")

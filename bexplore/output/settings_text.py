@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bexplore.config.job_variant import ARGUMENT, name_of
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.settings_result import FrontPoint
+from bexplore.run.result import RunResult
+from bexplore.run.settings_result import FrontPoint
 from bexplore.units import format_bytes
 
 MAX_ROWS = 8  # of the front in the summary; the result has all of it

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 
 from bexplore.engine.eager_comparison import EagerComparison, Verdict
 from bexplore.engine.process.launcher import EXTERNAL
-from bexplore.exploration.parallel_result import ParallelResult
-from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.output.bexp import memory_words
 from bexplore.output.lengths_text import lengths_rows
 from bexplore.output.settings_text import base_words, front_table, settings_sentences, settings_words
+from bexplore.run.parallel_result import ParallelResult
+from bexplore.run.result import RunResult
 from bexplore.search.policy.decision import StopReason
 from bexplore.units import counted, format_bytes, format_seconds, format_share
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError, require
-from bexplore.exploration.run_directory import Run, find_runs, open_run
 from bexplore.planning.from_run import costs_of_run
 from bexplore.planning.network_figures import FILE_NAME, NetworkFigures
 from bexplore.planning.plan import Plan
 from bexplore.planning.planner import Plans, make_plans
 from bexplore.planning.request import PlanRequest
 from bexplore.planning.step_costs import StepCosts
+from bexplore.run.run_directory import Run, find_runs, open_run
 
 if TYPE_CHECKING:
     from bexplore.config.config import Config

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from bexplore.exploration.bottlenecks import LARGE_COMMUNICATION, LARGE_UPDATE, PLAYBOOK
+from bexplore.diagnosis.bottlenecks import LARGE_COMMUNICATION, LARGE_UPDATE
 from bexplore.job.batching import (
     INDIFFERENCE_ZONE,
     is_valid_global_batch_size,
@@ -17,6 +17,7 @@ from bexplore.planning.network_figures import NetworkFigures
 from bexplore.planning.plan import Plan
 from bexplore.planning.published import usual_batch_tokens
 from bexplore.planning.step_costs import StepCosts
+from bexplore.run.bottleneck import PLAYBOOK
 from bexplore.units import counted, format_count, format_share
 
 # Samples/s that a doubled global batch must gain for it to be worth its larger batch. Source: a tenth of the factor of

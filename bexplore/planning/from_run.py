@@ -12,16 +12,16 @@ from bexplore.config.job_variant import changes_training
 from bexplore.errors import UserInputError
 from bexplore.exploration.estimated import estimated
 from bexplore.exploration.memory_budget import gradient_bytes_of
-from bexplore.exploration.parallel_result import parallel_result, pass_times_by_kind, ranks_of
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.run_directory import Run
-from bexplore.exploration.selection import program_of_answer
 from bexplore.host.accelerators import published_device
 from bexplore.job import Job, Parallelism
 from bexplore.job.batching import Divisibility
 from bexplore.measurement.probe import Observation
 from bexplore.planning.communication import communication_of
 from bexplore.planning.step_costs import OtherSettings, PassCost, PredictedSpeeds, StepCosts, peak_of
+from bexplore.run.parallel_result import parallel_result, pass_times_by_kind, ranks_of
+from bexplore.run.result import RunResult
+from bexplore.run.run_directory import Run
+from bexplore.run.selection import program_of_answer
 from bexplore.trace.cost_model import CostModel
 
 COMMAND = "command"  # the workload of a job that is the user's own training command

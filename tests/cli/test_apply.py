@@ -16,10 +16,10 @@ from bexplore.cli.apply import apply
 from bexplore.cli.common import Common
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
-from bexplore.exploration import run_directory
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.run_directory import Run
 from bexplore.job import code_digests
+from bexplore.run import run_directory
+from bexplore.run.result import RunResult
+from bexplore.run.run_directory import Run
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SECTIONS = """\

@@ -23,8 +23,8 @@ from rich.console import Console
 
 from bexplore.cli import cli, main
 from bexplore.engine.process.device_lock import LockHolder, device_lock
-from bexplore.exploration.events import Planned
 from bexplore.output.console import Progress
+from bexplore.run.events import Planned
 from tests.builders import JOBS
 
 LINE = re.compile(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from bexplore.actions import doctor
 from bexplore.cli.prepare import doctor as command
-from bexplore.exploration import doctor
 from tests.builders import JOBS
 
 JOB = """\

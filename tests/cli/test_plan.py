@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from bexplore.cli import main
 from bexplore.cli.plan import plan
 from bexplore.errors import BexploreError
-from bexplore.exploration.run_directory import open_run
 from bexplore.output.plan_table import plan_table
 from bexplore.output.report.page import html, markdown
 from bexplore.output.report.report_data import read_report_data
 from bexplore.planning.planner import make_plans
 from bexplore.planning.request import PlanRequest
 from bexplore.planning.step_costs import OtherSettings
+from bexplore.run.run_directory import open_run
 from tests.planning_builders import costs, traced
 from tests.run_builders import make_run
 

@@ -11,11 +11,11 @@ import pytest
 
 from bexplore.command import watch
 from bexplore.config.load import load_config
-from bexplore.exploration.events import AlreadyFinished, JobEvent, Planned
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.of_command import REAL_STEP
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.measurement.probe import Observation
+from bexplore.run.events import AlreadyFinished, JobEvent, Planned
 from bexplore.search.result import ProbeFinished
 from tests.command_builders import TRAIN, marked_processes, training
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bexplore.actions import doctor
+from bexplore.actions.doctor import Check, Status
 from bexplore.config.load import load_config
 from bexplore.engine.protocol.messages import CheckCompiler, Done
-from bexplore.exploration import doctor
-from bexplore.exploration.doctor import Check, Status
 from tests.builders import JOBS
 
 JOB = """\

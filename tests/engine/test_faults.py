@@ -20,12 +20,13 @@ from bexplore.config.load import load_config
 from bexplore.engine.process import memory_watchdog, reaper
 from bexplore.engine.process.memory_watchdog import MemoryWatchdog
 from bexplore.errors import EngineError
-from bexplore.exploration import exploration, fingerprint
-from bexplore.exploration.journal import Journal
+from bexplore.exploration import exploration
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.host import json_files, locks
 from bexplore.job import CompileSettings
 from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
+from bexplore.run import fingerprint
+from bexplore.run.journal import Journal
 from tests.builders import JOBS, imported_job, in_child, observed
 
 MIB = 2**20

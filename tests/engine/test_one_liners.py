@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.exploration.run_directory import find_runs
+from bexplore.run.run_directory import find_runs
 from tests.builders import ROOT
 
 OWN = ("BEXPLORE_MICRO_BATCH_SIZE", "BEXPLORE_ACCUMULATION", "BEXPLORE_OUTPUT_DIR", "WORLD_SIZE")

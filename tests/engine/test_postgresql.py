@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bexplore.errors import EngineError
-from bexplore.exploration.journal import Journal
 from bexplore.measurement.probe import Observation, Outcome, Probe
+from bexplore.run.journal import Journal
 from bexplore.search import loop
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space

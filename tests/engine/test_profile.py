@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
+from bexplore.actions.one_shot import probe_once
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
-from bexplore.exploration.one_shot import probe_once
-from bexplore.exploration.run_directory import find_runs
 from bexplore.measurement.profile import PASS, STEP, UPDATE
+from bexplore.run.run_directory import find_runs
 from tests.builders import ROOT
 
 JOB = """

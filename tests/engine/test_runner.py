@@ -15,9 +15,9 @@ from bexplore.engine.process.device_lock import LockHolder, device_lock
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 from bexplore.errors import UserInputError
-from bexplore.exploration.event_records import probe_record
 from bexplore.job import CompileSettings, Job, Mode
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.run.event_records import probe_record
 from tests.builders import DEVICE, ROOT, imported_job, step_job
 
 MIB = 2**20

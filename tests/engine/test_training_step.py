@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bexplore.config.load import load_config
-from bexplore.exploration.fingerprint import describe
 from bexplore.measurement.probe import Outcome, Probe
+from bexplore.run.fingerprint import describe
 from tests.builders import ROOT
 
 CONFIGS = ROOT / "configs"

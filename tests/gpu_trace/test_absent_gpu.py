@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from bexplore.actions.one_shot import trace_once
 from bexplore.config.load import load_config
-from bexplore.exploration.one_shot import trace_once
 
 pytestmark = pytest.mark.gpu_trace
 

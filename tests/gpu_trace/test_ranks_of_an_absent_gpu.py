@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
+from bexplore.actions.one_shot import trace_devices
 from bexplore.config.load import load_config
-from bexplore.exploration.one_shot import trace_devices
 
 pytestmark = pytest.mark.gpu_trace
 

@@ -12,9 +12,9 @@ import pytest
 import bexplore
 from bexplore.engine.protocol.messages import FROM_WORKER, receive
 from bexplore.errors import BexploreError
-from bexplore.exploration.journal import Journal
 from bexplore.guard.baseline import read_baseline
 from bexplore.host.json_files import parse_json, read_json
+from bexplore.run.journal import Journal
 
 PACKAGE = Path(bexplore.__file__).parent
 # Reads the wall clock by one of these.

@@ -31,10 +31,6 @@ def anchors_in(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_has_at_most_150_lines():
-    assert len(README.read_text().splitlines()) <= 150
-
-
 def test_readme_and_architecture_list_the_entries_of_the_package():
     entries = {
         f"{path.name}/" if path.is_dir() else path.name

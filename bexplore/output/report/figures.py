@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from bexplore.config.job_variant import name_of
-from bexplore.exploration.settings_result import FrontPoint
 from bexplore.measurement.probe import Observation, Outcome
 from bexplore.output.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
 from bexplore.output.report.report_data import ReportData
 from bexplore.output.settings_text import is_recommended
+from bexplore.run.settings_result import FrontPoint
 from bexplore.units import counted, format_bytes, format_seconds
 
 # A budget beyond this multiple of the highest peak would press the peaks flat; the caption mentions it instead.

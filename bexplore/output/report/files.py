@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bexplore.errors import UserInputError, first_line
-from bexplore.exploration.events import Finished, JobEvent
 from bexplore.host.logs import log
 from bexplore.output.report.figures import figures
 from bexplore.output.report.page import html
 from bexplore.output.report.png import png
 from bexplore.output.report.report_data import ReportData, read_report_data
 from bexplore.output.report.svg import draw
+from bexplore.run.events import Finished, JobEvent
 
 
 class ReportFile:

@@ -12,7 +12,7 @@ import jinja2
 
 from bexplore import __version__
 from bexplore.config.job_variant import name_of
-from bexplore.exploration.bottlenecks import (
+from bexplore.diagnosis.bottlenecks import (
     Bottleneck,
     JobEvidence,
     find_bottlenecks,

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.exploration.estimated import estimated
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.run_directory import Run
-from bexplore.exploration.selection import program_of_answer
 from bexplore.host.accelerators import published_device
 from bexplore.host.json_files import parse_json
 from bexplore.job import Job
@@ -19,6 +16,9 @@ from bexplore.measurement.probe import Observation
 from bexplore.measurement.profile import Profile
 from bexplore.planning.api import plan_of_file
 from bexplore.planning.plan import Plan
+from bexplore.run.result import RunResult
+from bexplore.run.run_directory import Run
+from bexplore.run.selection import program_of_answer
 from bexplore.trace.cost_model import CostModel
 
 

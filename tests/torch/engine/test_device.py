@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bexplore.actions import one_shot
 from bexplore.config.load import load_config
 from bexplore.engine.protocol.messages import Done, Trace
 from bexplore.engine.worker import device as worker_device
@@ -18,7 +19,7 @@ from bexplore.engine.worker.device import await_memory, bound_memory, device_inf
 from bexplore.engine.worker.place import ALONE
 from bexplore.engine.worker.server import Server
 from bexplore.errors import UserInputError
-from bexplore.exploration import exploration, one_shot, variants
+from bexplore.exploration import exploration, variants
 from tests.builders import imported_job
 from tests.run_builders import cost_model
 

@@ -9,8 +9,8 @@ from bexplore.cli.explore import explore
 from bexplore.cli.training_command import overrides_of_command, refuse_without_command
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
-from bexplore.exploration.fingerprint import search_settings
 from bexplore.measurement.probe import Compilation
+from bexplore.run.fingerprint import search_settings
 
 
 def test_an_option_of_a_training_command_is_refused_where_there_is_no_command():

@@ -14,8 +14,8 @@ from bexplore.config.json_schema import json_schema
 from bexplore.config.load import load_config
 from bexplore.config.schema import EFFORTS, read_settings
 from bexplore.errors import UserInputError
-from bexplore.exploration.fingerprint import Fingerprint, search_settings
 from bexplore.job import Job, Mode, Precision, TorchSettings
+from bexplore.run.fingerprint import Fingerprint, search_settings
 
 GIB = 2**30
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from bexplore.errors import BexploreError, EngineError, UserInputError
-from bexplore.exploration.run_directory import create_run, exclusively, find_runs, open_run
 from bexplore.host.locks import locked
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.run.run_directory import create_run, exclusively, find_runs, open_run
 
 OTHER_USER = 12345
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -14,13 +14,13 @@ from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
 from bexplore.exploration import emulated, of_command
-from bexplore.exploration.event_records import event_record
-from bexplore.exploration.events import Finished, JobEvent, Recommended
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.host.accelerators import DEVICES
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.summary import summary_text
+from bexplore.run.event_records import event_record
+from bexplore.run.events import Finished, JobEvent, Recommended
 
 MIB = 2**20
 FIXED_BYTES, SAMPLE_BYTES = 500 * MIB, 37 * MIB

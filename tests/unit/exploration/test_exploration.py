@@ -14,8 +14,8 @@ from bexplore.exploration import exploration as module
 from bexplore.exploration.exploration import EngineExploration
 from bexplore.exploration.memory_budget import MemoryBudget
 from bexplore.exploration.resumable import ExploreOptions
-from bexplore.exploration.run_directory import Run
 from bexplore.job import TorchSettings
+from bexplore.run.run_directory import Run
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Peak, Phase

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from bexplore import load_config
-from bexplore.exploration import run_directory
 from bexplore.exploration.finish import Finish, failures_of, step_time_s, verified_by
-from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.output.summary import summary_text
+from bexplore.run import run_directory
+from bexplore.run.result import RunResult
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.economics import NextProbe
 from bexplore.search.recommendation import Recommendation

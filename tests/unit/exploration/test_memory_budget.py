@@ -7,12 +7,10 @@ import json
 
 import pytest
 
+from bexplore.actions import one_shot
 from bexplore.config.load import load_config
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
-from bexplore.exploration import one_shot
-from bexplore.exploration.event_records import event_record, probe_record, trace_record
-from bexplore.exploration.events import Traced
 from bexplore.exploration.exploration import EngineExploration
 from bexplore.exploration.memory_budget import (
     COLLECTIVES_BYTES,
@@ -33,6 +31,8 @@ from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.report.page import sizes_table
 from bexplore.output.report.report_data import read_report_data
 from bexplore.output.tables import trace_table
+from bexplore.run.event_records import event_record, probe_record, trace_record
+from bexplore.run.events import Traced
 from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel

@@ -13,12 +13,12 @@ from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import UserProgramError
 from bexplore.exploration import of_command as module
-from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.finish import step_time_s
-from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
+from bexplore.run.events import AlreadyFinished, Finished, JobEvent, Planned
+from bexplore.run.result import RunResult
 from bexplore.search.result import ProbeFinished, ProbeStarted
 
 UPDATE_S = 0.2  # of an optimizer as slow as ten passes

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from bexplore.actions.apply import BatchSizeRule, plan_edit
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.engine.runner import RunnerSettings
 from bexplore.errors import NothingFitsError
 from bexplore.exploration import exploration as module
-from bexplore.exploration.apply import BatchSizeRule, plan_edit
-from bexplore.exploration.event_records import event_record
-from bexplore.exploration.events import AlreadyFinished, Finished, Planned, Recommended, Traced
 from bexplore.exploration.exploration import explore
-from bexplore.exploration.fingerprint import search_settings
 from bexplore.exploration.resumable import ExploreOptions
-from bexplore.exploration.selection import Selection
 from bexplore.measurement.probe import Observation, Outcome, Probe
+from bexplore.run.event_records import event_record
+from bexplore.run.events import AlreadyFinished, Finished, Planned, Recommended, Traced
+from bexplore.run.fingerprint import search_settings
+from bexplore.run.selection import Selection
 from bexplore.search.result import ProbeFinished
 from tests.settings_builders import GIB, trace
 

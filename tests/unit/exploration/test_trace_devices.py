@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
+from bexplore.actions import one_shot
+from bexplore.actions.one_shot import on_devices, trace_devices, trace_once
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.errors import EngineError, UserInputError
-from bexplore.exploration import one_shot
 from bexplore.exploration.memory_budget import COLLECTIVES_BYTES
-from bexplore.exploration.one_shot import on_devices, trace_devices, trace_once
 from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job
 from bexplore.output.tables import devices_table, trace_table

@@ -8,12 +8,13 @@ import threading
 
 import pytest
 
+from bexplore.actions import one_shot
 from bexplore.config.job_variant import JobVariant
 from bexplore.errors import UserInputError
-from bexplore.exploration import one_shot, variants
-from bexplore.exploration.selection import Selection, TracedVariant
+from bexplore.exploration import variants
 from bexplore.exploration.variants import expected, operations_over_file, select, trace_all
 from bexplore.job import CompileSettings, Job, Precision
+from bexplore.run.selection import Selection, TracedVariant
 from bexplore.search.space import MemoryPrior
 from bexplore.trace.cost_model import CostModel
 from tests.config_builders import Folder, sections

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bexplore.exploration import run_directory
-from bexplore.exploration.result import RunResult
 from bexplore.guard import snapshot
 from bexplore.guard.baseline import Baseline, read_baseline, write_baseline
 from bexplore.guard.report import Tier
 from bexplore.guard.snapshot import Guarded, Setup, guarded, observe
+from bexplore.run import run_directory
+from bexplore.run.result import RunResult
 from tests.config_builders import Folder, sections
 from tests.guard_builders import baseline, facts
 

@@ -12,10 +12,10 @@ import pytest
 
 from bexplore.engine.process.device_lock import LockHolder, device_lock, try_device_locks
 from bexplore.errors import EngineError
-from bexplore.exploration.journal import Journal
 from bexplore.host import locks
 from bexplore.host.locks import locked, present, runtime_folder
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.run.journal import Journal
 from bexplore.search.study.storage import open_storage
 
 HOLDER = LockHolder(folder="a")

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import EngineError, UserInputError
-from bexplore.exploration.fingerprint import Fingerprint
-from bexplore.exploration.run_directory import differences
 from bexplore.host import secret_values
 from bexplore.host.secret_values import (
     MASK,
@@ -29,6 +27,8 @@ from bexplore.host.secret_values import (
     remember_given,
 )
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.run.fingerprint import Fingerprint
+from bexplore.run.run_directory import differences
 from bexplore.search.study.storage import open_storage, storage_errors
 from tests.run_builders import NOW
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bexplore.exploration.bottlenecks import NetworkEvidence, network_bottlenecks, profile_bottlenecks
+from bexplore.diagnosis.bottlenecks import NetworkEvidence, network_bottlenecks, profile_bottlenecks
 from bexplore.measurement.profile import (
     BACKWARD,
     BATCH,

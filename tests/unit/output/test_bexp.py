@@ -7,9 +7,6 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from bexplore.exploration.event_records import event_record, probe_record
-from bexplore.exploration.events import Recommended, Traced, TracedSettings
-from bexplore.exploration.selection import LeftOut
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.output.bexp import (
     bexp_line,
@@ -18,6 +15,9 @@ from bexplore.output.bexp import (
     recommendation_lines,
     settings_sentences,
 )
+from bexplore.run.event_records import event_record, probe_record
+from bexplore.run.events import Recommended, Traced, TracedSettings
+from bexplore.run.selection import LeftOut
 from bexplore.search import loop
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decide import decide

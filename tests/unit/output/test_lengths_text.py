@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from bexplore.exploration.lengths_result import LengthsResult, OtherCollation
-from bexplore.exploration.result import RunResult
 from bexplore.job.lengths import Collation
 from bexplore.output.lengths_text import lengths_rows, lengths_sentence, longest_sentence, programs_sentence
 from bexplore.output.summary import summary_text
+from bexplore.run.lengths_result import LengthsResult, OtherCollation
+from bexplore.run.result import RunResult
 
 OTHERS = {
     "sorted": OtherCollation(padding_share=0.04, predicted=1.28, measured=1.2),

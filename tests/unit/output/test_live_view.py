@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from bexplore.exploration.events import Planned, Recommended, Traced, TracedSettings
 from bexplore.measurement.probe import Outcome, Probe
 from bexplore.output.console import Progress
 from bexplore.output.live_view import View
 from bexplore.output.plot import UNICODE, plot
+from bexplore.run.events import Planned, Recommended, Traced, TracedSettings
 from bexplore.search.posterior.credible_band import CredibleBand
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.settings_result import FrontPoint
 from bexplore.output.settings_text import front_table, settings_sentences, shown_points
 from bexplore.output.summary import summary_text
 from bexplore.output.tables import settings_table
+from bexplore.run.result import RunResult
+from bexplore.run.settings_result import FrontPoint
 
 MIB = 2**20
 NONE, FULL = {"activation_checkpointing": "none"}, {"activation_checkpointing": "full"}

@@ -8,9 +8,9 @@ import textwrap
 import pytest
 
 from bexplore.exploration.finish import failures_of
-from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.output.summary import summary_text
+from bexplore.run.result import RunResult
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decide import decide
 from bexplore.search.settings import SearchSettings

@@ -7,14 +7,14 @@ import re
 
 import pytest
 
-from bexplore.exploration.events import Finished
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.run_directory import Run
 from bexplore.measurement.probe import Observation
 from bexplore.output.report.figure import Band
 from bexplore.output.report.figures import figures
 from bexplore.output.report.files import ReportFile, html, read_report_data
 from bexplore.output.report.page import batch_sizes_table, comparisons_table, markdown, probes_table
+from bexplore.run.events import Finished
+from bexplore.run.result import RunResult
+from bexplore.run.run_directory import Run
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.credible_band import CredibleBand
 from bexplore.search.posterior.posterior import fit_posterior

@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.run_directory import Run
-from bexplore.exploration.selection import Selection, TracedVariant
-from bexplore.exploration.settings_result import FrontPoint
 from bexplore.job import Job
 from bexplore.output.report.figures import figures
 from bexplore.output.report.page import first_steps, html, markdown, probes_table, sizes_table
 from bexplore.output.report.report_data import read_report_data
 from bexplore.output.report.svg import draw
+from bexplore.run.result import RunResult
+from bexplore.run.run_directory import Run
+from bexplore.run.selection import Selection, TracedVariant
+from bexplore.run.settings_result import FrontPoint
 from tests.run_builders import GIB, Page, cost_model, make_run, probe
 
 NONE, FULL = {"activation_checkpointing": "none"}, {"activation_checkpointing": "full"}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bexplore.errors import EngineError, UserInputError
-from bexplore.exploration.journal import Journal
 from bexplore.host import locks
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.run.journal import Journal
 from bexplore.search import loop
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.settings import SearchSettings

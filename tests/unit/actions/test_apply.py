@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bexplore.actions.apply import BatchSizeRule, paste, plan_edit, write_edit
 from bexplore.cli.common import Common
 from bexplore.config.config import Config
 from bexplore.config.document.reader import YamlReader
 from bexplore.config.document.writer import with_value, without_section
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
-from bexplore.exploration import run_directory
-from bexplore.exploration.apply import BatchSizeRule, paste, plan_edit, write_edit
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.run_directory import Run
 from bexplore.job import code_digests
+from bexplore.run import run_directory
+from bexplore.run.result import RunResult
+from bexplore.run.run_directory import Run
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SECTIONS = """\

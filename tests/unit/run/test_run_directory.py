@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from bexplore.config.load import load_config
-from bexplore.exploration import exploration, run_directory
-from bexplore.exploration.journal import Journal
+from bexplore.exploration import exploration
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.output.event_files import AppendFile
+from bexplore.run import run_directory
+from bexplore.run.journal import Journal
 from bexplore.search import loop
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.space import Space

@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import EngineError, UserInputError
-from bexplore.exploration.journal import Journal
-from bexplore.exploration.result import RunResult
 from bexplore.host.json_files import read_json, write_json
 from bexplore.host.locks import locked
 from bexplore.host.secret_values import hidden, hidden_record
 from bexplore.job import Mode
 from bexplore.measurement.profile import Profile
+from bexplore.run.journal import Journal
+from bexplore.run.result import RunResult
 
 FORMAT_VERSION = 1
 PRIVATE = 0o700  # mode of a folder for the user alone

@@ -8,8 +8,8 @@ import math
 
 import pytest
 
-from bexplore.exploration.settings_result import FrontPoint, OverFile, over_file, pareto_front, points_of
 from bexplore.measurement.probe import Compilation
+from bexplore.run.settings_result import FrontPoint, OverFile, over_file, pareto_front, points_of
 from bexplore.search.posterior.joint import JointPosterior, Variant, fit_joint
 from bexplore.search.space import MemoryPrior, Space
 from tests.builders import observed

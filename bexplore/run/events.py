@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.run_directory import Run
-from bexplore.exploration.selection import LeftOut
 from bexplore.job.batching import GlobalBatchSize
+from bexplore.run.result import RunResult
+from bexplore.run.run_directory import Run
+from bexplore.run.selection import LeftOut
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted
 

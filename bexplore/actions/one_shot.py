@@ -17,10 +17,7 @@ from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
-from bexplore.exploration import run_directory
 from bexplore.exploration.emulated import named_device, started_environment, without_times
-from bexplore.exploration.event_records import listed_sizes, trace_record
-from bexplore.exploration.fingerprint import Fingerprint
 from bexplore.exploration.launching import environment_alone, launcher_of, worker_key
 from bexplore.exploration.loader_lengths import with_loader_lengths
 from bexplore.exploration.memory_budget import (
@@ -30,12 +27,15 @@ from bexplore.exploration.memory_budget import (
     memory_of_absent_device,
     resolve_budget,
 )
-from bexplore.exploration.selection import TracedVariant
 from bexplore.exploration.variants import operations_over_file, trace_all, trace_lengths
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import torch_is_for_cpu
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.measurement.profile import Profile
+from bexplore.run import run_directory
+from bexplore.run.event_records import listed_sizes, trace_record
+from bexplore.run.fingerprint import Fingerprint
+from bexplore.run.selection import TracedVariant
 from bexplore.search.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties

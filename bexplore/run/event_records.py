@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from bexplore.exploration import events
-from bexplore.exploration.bottlenecks import profile_bottlenecks
 from bexplore.job.batching import MAX_SAMPLES, GlobalBatchSize
 from bexplore.measurement.probe import Observation
 from bexplore.measurement.profile import Profile
+from bexplore.run import events
+from bexplore.run.bottleneck import Bottleneck
 from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished
@@ -174,7 +174,7 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def profile_record(profile: Profile) -> dict[str, Any]:
+def profile_record(profile: Profile, bottlenecks: Sequence[Bottleneck]) -> dict[str, Any]:
     """Return the `profile` event, with what limits the steps by it."""
-    findings = [dataclasses.asdict(one) for one in profile_bottlenecks(profile)]
+    findings = [dataclasses.asdict(one) for one in bottlenecks]
     return {"event": "profile", **dataclasses.asdict(profile), "bottlenecks": findings}

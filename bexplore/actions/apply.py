@@ -10,19 +10,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from bexplore.actions.further_files import BYTE_ORDER_MARK, BatchNumbers, FileChange, change_further
 from bexplore.config.config import Config
 from bexplore.config.document.document import dotted_path
 from bexplore.config.document.values import Values
 from bexplore.config.document.writer import fragment, values_of, with_value, without_section
 from bexplore.config.job_variant import has_value, key_path, value_of
 from bexplore.errors import UserInputError
-from bexplore.exploration import run_directory
-from bexplore.exploration.further_files import BYTE_ORDER_MARK, BatchNumbers, FileChange, change_further
 from bexplore.exploration.loader_lengths import with_loader_lengths
-from bexplore.exploration.result import KeepsBatchSize, RunResult
-from bexplore.exploration.run_directory import Run
 from bexplore.job import code_digests
 from bexplore.job.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
+from bexplore.run import run_directory
+from bexplore.run.result import KeepsBatchSize, RunResult
+from bexplore.run.run_directory import Run
 
 
 class BatchSizeRule(StrEnum):

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bexplore.errors import UserInputError
-from bexplore.exploration import run_directory
-from bexplore.exploration.journal import Journal
 from bexplore.job import Mode
 from bexplore.measurement.probe import Observation, Outcome
+from bexplore.run import run_directory
+from bexplore.run.journal import Journal
 from tests.builders import observed
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)

@@ -16,13 +16,13 @@ from typing import Any
 
 from bexplore.config.load import load_config
 from bexplore.errors import BexploreError, UserInputError
-from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Recommended
 from bexplore.exploration.exploration import explore
-from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.host import logs
 from bexplore.host.secret_values import hidden_words
 from bexplore.job.batching import split
+from bexplore.run.events import AlreadyFinished, Finished, JobEvent, Planned, Recommended
+from bexplore.run.result import RunResult
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.result import ProbeFinished
 

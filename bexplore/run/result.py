@@ -11,11 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from bexplore.engine.eager_comparison import EagerComparison
 from bexplore.errors import UserInputError
-from bexplore.exploration.bottlenecks import Bottleneck
-from bexplore.exploration.lengths_result import LengthsResult
-from bexplore.exploration.parallel_result import ParallelResult
-from bexplore.exploration.settings_result import FrontPoint
 from bexplore.measurement.probe import Outcome
+from bexplore.run.bottleneck import Bottleneck
+from bexplore.run.lengths_result import LengthsResult
+from bexplore.run.parallel_result import ParallelResult
+from bexplore.run.settings_result import FrontPoint
 from bexplore.search.posterior.credible_band import CredibleBand
 from bexplore.search.recommendation import Speed
 

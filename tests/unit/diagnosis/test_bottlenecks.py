@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks, shape_hints
-from bexplore.exploration.parallel_result import ParallelResult
+from bexplore.diagnosis.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks, shape_hints
 from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job, Parallelism, Precision, TorchSettings
 from bexplore.measurement.probe import Observation, Outcome, Probe
+from bexplore.run.parallel_result import ParallelResult
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from bexplore.exploration.finish import step_time_s, verified_by
-from bexplore.exploration.parallel_result import (
+from bexplore.job import Parallelism
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.run.parallel_result import (
     ParallelResult,
     one_rank_caution,
     parallel_result,
     pass_times_by_kind,
 )
-from bexplore.exploration.result import RunResult
-from bexplore.job import Parallelism
-from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.run.result import RunResult
 
 GIB = 2**30
 FSDP = Parallelism(data_parallel_shard_degree=4)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bexplore.config.job_variant import JobVariant
-from bexplore.exploration.result import RunResult
-from bexplore.exploration.run_directory import Run
 from bexplore.host.json_files import read_json
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import Job
+from bexplore.run.result import RunResult
+from bexplore.run.run_directory import Run
 from bexplore.trace.cost_model import CostModel
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from bexplore.actions.one_shot import probe_once
 from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.emulated_gpu import describe_tools
@@ -41,8 +42,6 @@ from bexplore.engine.protocol.messages import (
 from bexplore.errors import EmulationError, UserInputError
 from bexplore.exploration.emulated import started_environment
 from bexplore.exploration.launching import launcher_of
-from bexplore.exploration.one_shot import probe_once
-from bexplore.exploration.parallel_result import one_rank_caution
 from bexplore.host.accelerators import find_device
 from bexplore.host.contention import BUSY_SHARE, POWER_LIMIT, clock_events, selector, time_equal_work
 from bexplore.host.machine import (
@@ -58,6 +57,7 @@ from bexplore.host.torch_interfaces import CHECKED_VERSIONS, is_checked
 from bexplore.job import Job, device_kind
 from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.statistics import MAD_SDS, mad
+from bexplore.run.parallel_result import one_rank_caution
 from bexplore.units import counted, format_bytes, format_seconds
 
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.host.accelerators import Device, published_device
 from bexplore.job import Job, Parallelism, Precision, device_kind
 from bexplore.measurement.probe import Compilation, Observation, Outcome
 from bexplore.measurement.profile import BATCH, STEP, UPDATE, Profile, ProfiledCollective
+from bexplore.run.bottleneck import Bottleneck
+from bexplore.run.parallel_result import ParallelResult
 from bexplore.trace.cost_model import CostModel
 from bexplore.units import counted, format_seconds
 
@@ -42,30 +43,9 @@ LARGE_INPUT = 0.05  # share of a profiled step that batches may take; a loader's
 BUSY_DEVICE = 0.8  # share of a profiled step below which a device mostly waits for launches
 FEW_MATRICES = 0.4  # share of kernel time below which most of it moves memory
 TILE = (128, 256)  # rows and columns of the matrix tiles that cuBLAS prefers
-PLAYBOOK = "google-research/tuning_playbook"
 SHAPES = "NVIDIA matrix multiplication guide"
 COMMUNICATION = "PyTorch DDP (arXiv 2006.15704) and FSDP (arXiv 2304.11277)"
 TF32_CAPABILITY = 8.0  # of the first NVIDIA devices with TF32; Inductor warns from here on too (`_warn_tf32_disabled`)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bottleneck:
-    """One finding.
-
-    Attributes:
-        kind: `input`, `communication`, `compute`, `bandwidth`, `launch`, `capacity`, `update`, `graph_breaks`,
-            `saturated`, `precision` or `shape`.
-        finding: The observation, with its numbers.
-        action: What to try; empty where nothing needs to be done.
-        source: Where the rule comes from.
-        evidence: The same numbers by name, units in the names.
-    """
-
-    kind: str
-    finding: str
-    action: str = ""
-    source: str = PLAYBOOK
-    evidence: Mapping[str, float | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

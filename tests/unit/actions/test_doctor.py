@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from bexplore.actions import doctor
+from bexplore.actions.doctor import Status
 from bexplore.engine.process.rank_listener import KEY_VARIABLE
 from bexplore.engine.protocol.messages import Done, Failed
-from bexplore.exploration import doctor
-from bexplore.exploration.doctor import Status
 from bexplore.measurement.probe import Outcome
 from tests.config_builders import Folder, sections
 

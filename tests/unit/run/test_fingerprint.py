@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bexplore.exploration.fingerprint import Fingerprint, describe, search_settings
-from bexplore.exploration.run_directory import differences
 from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation
+from bexplore.run.fingerprint import Fingerprint, describe, search_settings
+from bexplore.run.run_directory import differences
 from tests.config_builders import Folder, sections
 
 

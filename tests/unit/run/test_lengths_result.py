@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bexplore.exploration.lengths_result import LengthsResult, lengths_result
 from bexplore.job import CompileSettings, Job
 from bexplore.job.lengths import Collation, Lengths
+from bexplore.run.lengths_result import LengthsResult, lengths_result
 from tests.builders import observed
 
 SAMPLES = Lengths.of_samples([10, 20], source="lengths.txt")
