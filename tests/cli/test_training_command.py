@@ -59,21 +59,3 @@ def test_a_dry_run_without_an_output_folder_says_that_each_start_writes_where_it
         "the accumulation of your training is unknown: with --global-batch-size N a real step is run",
     ]
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.promise("a resuming command on the command line", "refused before anything is written")
-@pytest.mark.parametrize(
-    ("before", "words", "shown"),
-    [
-        ((), ("--resume",), "--resume"),
-        ((), ("--ckpt_path", "last"), "--ckpt_path last"),
-        (("--env", "RESUME=1"), (), "RESUME=***"),
-    ],
-    ids=["flag", "option", "variable"],
-)
-def test_a_command_that_resumes_is_refused_before_anything_is_written(tmp_path, before, words, shown):
-    done = typed("--dry-run", *before, "--", *TRAIN, *OUT, *words)
-
-    assert done.exception.message.startswith(f"the command line: {shown} resumes from a checkpoint")
-    assert done.exception.hint.startswith("leave it out while you explore")
-    assert list(tmp_path.iterdir()) == []

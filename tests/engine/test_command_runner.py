@@ -334,6 +334,7 @@ def test_a_rank_that_is_ended_because_another_failed_saves_nothing(run_of, tmp_p
 # Commands that do something else
 
 
+@pytest.mark.promise("a command that resumes from a training's checkpoint", "refused at its first start")
 def test_a_training_that_loads_the_state_of_an_optimizer_is_refused(run_of):
     error = refused(run_of(training("--resume")))
 

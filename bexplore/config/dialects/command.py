@@ -5,18 +5,26 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bexplore.config.code_keys import refuse_usual_command
-from bexplore.config.command import PLACEHOLDERS, Command, CommandFile, FileKey, is_placeholder, unknown_placeholders
+from bexplore.config.command import (
+    PLACEHOLDERS,
+    Command,
+    CommandFile,
+    FileKey,
+    is_placeholder,
+    is_script,
+    unknown_placeholders,
+)
 from bexplore.config.config import Config, Request, RequestKind
-from bexplore.config.dialects.command_words import Given, Source, given_by_file, given_by_variables, given_by_words
 from bexplore.config.dialects.launchers import LAUNCHERS, launched
 from bexplore.config.dialects.numbers import Numbers
 from bexplore.config.dialects.recognition import FamilyFile
-from bexplore.config.dialects.resuming import that_resume
 from bexplore.config.document.document import Document, Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.document.writer import without_section
@@ -29,9 +37,10 @@ from bexplore.job import CompileSettings, Job
 # Keys of a file, and options, that hold the accumulation. Sources: `TrainingArguments` of transformers; Lightning's
 # `Trainer`.
 _ACCUMULATION_KEYS = ("gradient_accumulation_steps", "accumulate_grad_batches")
-# Hints where a training would go on from a checkpoint. A script keeps its words to itself.
-_LEAVE_OUT = "leave it out while you explore: the size holds for the resumed training too"
-_HIDE = "if it does something else here, put the command into a script: bash train.sh {micro_batch_size} {output_dir}"
+# An option, an override of Hydra or a variable of that name, without its leading signs.
+_ACCUMULATION_WORD = re.compile(
+    rf"(?:[\w.]+\.)?(?:{'|'.join(_ACCUMULATION_KEYS)})(?:=(?P<value>.*))?", re.DOTALL | re.IGNORECASE
+)
 
 
 def load(
@@ -272,10 +281,29 @@ def _accumulation_of_file(document: Document, own: FamilyFile | None) -> int | N
     return found.pop() if len(found) == 1 and min(found) >= 1 else None
 
 
-def _fixed_accumulation(argv: tuple[str, ...]) -> int | None:
+def _fixed_accumulation(argv: Sequence[str]) -> int | None:
     """Return the accumulation that a word of the command fixes; the last one counts, as in argparse and Hydra."""
-    values = [str(given.value) for given in given_by_words(argv) if given.name in _ACCUMULATION_KEYS]
+    values = list(_accumulation_words(argv))
     return int(values[-1]) if values and values[-1].isdecimal() and int(values[-1]) else None
+
+
+def _accumulation_words(argv: Sequence[str]) -> Iterator[str]:
+    """Yield the values of options that are named as accumulation is, in the script of a shell (`bash -c`) too."""
+    for index, word in enumerate(argv):
+        if is_script(argv, index):
+            yield from _accumulation_words(_split(word))
+        found = _ACCUMULATION_WORD.fullmatch(word.lstrip("-+").replace("-", "_"))
+        if found is not None and found["value"] is not None:
+            yield found["value"]
+        elif found is not None and word.startswith("-"):
+            yield "".join(argv[index + 1 : index + 2])
+
+
+def _split(script: str) -> list[str]:
+    try:
+        return shlex.split(script)
+    except ValueError:  # an open quote, which is the shell's to refuse
+        return []
 
 
 def _own_leaves(document: Document) -> list[tuple[KeyPath, Any]]:
@@ -386,26 +414,3 @@ def _check(problems: Problems, command: Command, own: FamilyFile | None) -> None
             "number of replicas",
             "type --replicas N, or replicas: N in the section explore",
         )
-    _check_resume(problems, command, own)
-
-
-def _check_resume(problems: Problems, command: Command, own: FamilyFile | None) -> None:
-    """Note what makes each start go on from a checkpoint: in the words of the command, in its file, in variables."""
-    document, switched_off = problems.document, () if own is None else own.family.probing
-    of_file = [given for given in given_by_file(_own_leaves(document)) if given.path[-1] not in switched_off]
-    everything = [*given_by_words(command.argv), *given_by_variables(command.env), *of_file]
-    for given, key in that_resume(everything, family=None if own is None else own.family.name):
-        problems.error(
-            _place(document, given),
-            f"{given.shown} resumes from a checkpoint, as {key.of} does: each start would load it, and its state would "
-            "decide the steps",
-            _LEAVE_OUT if given.source is Source.KEY else f"{_LEAVE_OUT}; {_HIDE}",
-        )
-
-
-def _place(document: Document, given: Given) -> KeyPath:
-    """Return where a value stands in the file; nothing where it was typed on the command line."""
-    if given.source is Source.KEY:
-        return given.path
-    path = given.path or ("explore", "command")
-    return () if document.position(path).override else path

@@ -53,6 +53,7 @@ def test_the_accumulation_of_a_familys_file_is_known_without_its_replicas(tmp_pa
         ("--gradient-accumulation-steps=4",),
         ("+trainer.accumulate_grad_batches=4",),
         ("trainer.accumulate_grad_batches=2", "trainer.accumulate_grad_batches=4"),
+        ("bash", "-c", "python train.py --gradient-accumulation-steps 4 --out {output_dir}"),
     ],
 )
 def test_what_a_word_of_the_command_fixes_goes_before_the_file_whose_key_stays(tmp_path, words):

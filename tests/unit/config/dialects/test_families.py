@@ -228,13 +228,6 @@ def test_what_changes_the_size_by_itself_is_off_in_the_copies_and_that_is_report
     assert any("auto_find_batch_size is false in each start" in one for one in config.warnings)
 
 
-def test_a_file_that_resumes_is_refused(tmp_path):
-    text = "base_model: m\nmicro_batch_size: explore\ndatasets: []\nresume_from_checkpoint: last\n"
-
-    with pytest.raises(UserInputError, match="resumes from a checkpoint"):
-        loaded(tmp_path, text)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
