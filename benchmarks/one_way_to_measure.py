@@ -30,7 +30,7 @@ from benchmarks.search import FIRST_SEED, facts_of
 from benchmarks.search_pool import over_cores
 from benchmarks.search_problems import Answer, Problem, answered, simulated_problems
 from benchmarks.search_statistics import summary
-from bexplore.search.policy import interleave
+from bexplore.search.policy import acquisition
 from bexplore.testing.simulator import Family, World
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,7 +50,7 @@ NOW, ALWAYS = "alone until passes scatter", "always interleaved"
 @contextlib.contextmanager
 def always_interleaved() -> Iterator[None]:
     """Ask for interleaved rounds whatever the passes show."""
-    with mock.patch.object(interleave, "SHARED_PASS_SD", -1.0):
+    with mock.patch.object(acquisition, "SHARED_PASS_SD", -1.0):
         yield
 
 

@@ -1,8 +1,8 @@
 """What another probe truly saves beside what the posterior predicts: `python -m benchmarks.stopping [--quick]`.
 
-Recorded sweeps are replayed and jobs simulated. From the third probe on, the probe that `economics.next_probe` names is
+Recorded sweeps are replayed and jobs simulated. From the third probe on, the probe that `decision.next_probe` names is
 run, and the regret of the recommendation before it is compared with the one after it. A second table has what each
-limit of the search costs in all. Both are the source of the constants of `bexplore/search/policy/economics.py`, and of
+limit of the search costs in all. Both are the source of the constants of `bexplore/search/policy/decision.py`, and of
 the error of a difference in `bexplore/search/recommendation.py`.
 """
 
@@ -33,7 +33,7 @@ from bexplore.measurement.probe import Compilation, Probe
 from bexplore.search import recommendation
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy import decide as decide_module
-from bexplore.search.policy import economics
+from bexplore.search.policy import decision as decision_module
 from bexplore.search.policy.decide import decide
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.settings import SearchSettings
@@ -73,8 +73,8 @@ def problems_of(name: str, count: int) -> Iterator[Problem]:
 
 def rows_of(problem: Problem) -> list[Row] | None:
     """One row for each probe from the third on; None where nothing fits."""
-    economics.SHARE_OF_NEW = 1.0  # in this process of a pool: what is predicted, before it is corrected
-    economics.UNSEEN_SAVING = 0.0
+    decision_module.SHARE_OF_NEW = 1.0  # in this process of a pool: what is predicted, before it is corrected
+    decision_module.UNSEEN_SAVING = 0.0
     runner, evidence, rows = problem.runner(shared_compile=False), list[Evidence](), list[Row]()
     if problem.regret(problem.space.base) >= 1.0:
         return None

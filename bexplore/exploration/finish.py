@@ -28,10 +28,9 @@ from bexplore.run.selection import TracedVariant
 from bexplore.run.settings_result import over_file, pareto_front, points_of
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.first_probe import without_numbers
-from bexplore.search.posterior.credible_band import CredibleBand
+from bexplore.search.posterior.posterior import CredibleBand
 from bexplore.search.recommendation import Speed
-from bexplore.search.result import Result, SecondAnswer
-from bexplore.search.warnings import samples_are_seen
+from bexplore.search.result import Result, SecondAnswer, samples_are_seen
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.memory_by_length import MemoryByLength
 

@@ -16,8 +16,7 @@ from rich.text import Text
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.plot import ASCII, LABEL, UNICODE, plot
 from bexplore.run.events import JobEvent, Planned, Recommended, Traced
-from bexplore.search.posterior.credible_band import CredibleBand
-from bexplore.search.posterior.posterior import Posterior
+from bexplore.search.posterior.posterior import CredibleBand, Posterior
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted
 from bexplore.units import format_bytes, format_seconds

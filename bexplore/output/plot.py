@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from bexplore.measurement.probe import Observation
-from bexplore.search.posterior.credible_band import CredibleBand
+from bexplore.search.posterior.posterior import CredibleBand
 
 
 @dataclass(frozen=True, slots=True)

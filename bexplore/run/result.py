@@ -16,7 +16,7 @@ from bexplore.run.bottleneck import Bottleneck
 from bexplore.run.lengths_result import LengthsResult
 from bexplore.run.parallel_result import ParallelResult
 from bexplore.run.settings_result import FrontPoint
-from bexplore.search.posterior.credible_band import CredibleBand
+from bexplore.search.posterior.posterior import CredibleBand
 from bexplore.search.recommendation import Speed
 
 

@@ -29,6 +29,7 @@ from bexplore.search.result import (
     SecondAnswer,
     error_of,
     probe_alone,
+    program_warnings,
     result_of,
 )
 from bexplore.search.settings import SearchSettings
@@ -36,7 +37,6 @@ from bexplore.search.space import Space
 from bexplore.search.study import trials
 from bexplore.search.study.sampler import BexploreSampler, open_study
 from bexplore.search.study.storage import storage_errors
-from bexplore.search.warnings import program_warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

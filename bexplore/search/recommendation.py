@@ -14,8 +14,8 @@ from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array
 from bexplore.search.calibration import Grounds, score
 from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.joint import moved
 from bexplore.search.posterior.posterior import Posterior
-from bexplore.search.posterior.present_speed import moved
 
 WANTED_SCORE = 90  # of `regret_bound_90`. Source: its definition
 # Standard errors of two sizes' own measurements beyond which their ratio is clipped. Source: 99.7 % of a normal

@@ -25,7 +25,7 @@ ORDER = {
     "config": "training_step document code_keys field_types schema command job_variant config sections dialects "
     "json_schema starter load",
     "measurement": "statistics depth_extrapolation interleaving probe profile",
-    "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
+    "search": "settings evidence space calibration posterior recommendation policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",
     "command": "observer reports timing verdicts failures reaper processes device_use attach probe_folder watch "
     "open_start runner",

@@ -14,22 +14,21 @@ import numpy as np
 from bexplore.measurement.probe import Compilation, Outcome, Purpose
 from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import ROUNDING, Evidence, without_first_signals
-from bexplore.search.policy.acquisition import Choice, fantasy, rank
-from bexplore.search.policy.decision import Decision, StopReason
-from bexplore.search.policy.economics import (
+from bexplore.search.policy.acquisition import Choice, fantasy, interleaved_with, rank
+from bexplore.search.policy.decision import (
     REPEAT_SHARE_OF_SWEEP,
     TIMES_BEYOND_A_SWEEP,
     TIMES_BEYOND_TARGET,
+    Decision,
     NextProbe,
+    StopReason,
     next_probe,
 )
 from bexplore.search.policy.first_probe import first_probe, only_base_runs
-from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_compilation
-from bexplore.search.posterior.joint import ONE_VARIANT, Variant, fit_joint
+from bexplore.search.posterior.joint import ONE_VARIANT, Variant, at_present_speed, fit_joint
 from bexplore.search.posterior.noise_model import DISTURBED_SDS, EXPECTED_PROBE_SD, common_mode_sd
 from bexplore.search.posterior.posterior import LIKELY_FITS, Posterior, fit_posterior
-from bexplore.search.posterior.present_speed import at_present_speed
 from bexplore.search.posterior.runnable import extended
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.settings import SearchSettings

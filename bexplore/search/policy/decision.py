@@ -2,15 +2,131 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from bexplore.measurement.probe import Compilation, Probe, Purpose
-from bexplore.search.policy.economics import NextProbe
+from bexplore.measurement.statistics import Array, Index
 from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior
+
+# Source: benchmarks/results/stopping.md. Of its predicted saving, the share of the training that a probe of a new size
+# does not save, and the share of the rest that it does; what a repeat is predicted to save is true as it is.
+UNSEEN_SAVING, SHARE_OF_NEW = 0.0015, 0.6
+# A probe must be expected to save this many times its cost: beyond the target score; and where all probes would cost
+# more than one of each candidate (a repeat: more than a share of that), or the winner was verified. Source:
+# benchmarks/results/stopping.md, what each limit costs in all.
+TIMES_BEYOND_TARGET, TIMES_BEYOND_A_SWEEP, REPEAT_SHARE_OF_SWEEP = 1.25, 4.0, 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextProbe:
+    """The further probe that is expected to save most after its own cost.
+
+    Attributes:
+        index: Its position in the posterior's domain.
+        micro_batch_size: The size that it would run.
+        saves: Share of a training's time that it is expected to save, 0 to 1.
+        cost_s: Seconds that it is expected to cost.
+        training_time_s: Seconds of the training.
+        least_times: How many times its cost it must be expected to save.
+    """
+
+    index: int
+    micro_batch_size: int
+    saves: float
+    cost_s: float
+    training_time_s: float
+    least_times: float = 1.0
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is expected to save more than it must."""
+        return self.savings_over_cost > self.least_times
+
+    @property
+    def savings_over_cost(self) -> float:
+        """Seconds of the training that it is expected to save, per second that it costs."""
+        return self.saves * self.training_time_s / max(self.cost_s, 1e-9)
+
+
+def next_probe(
+    posterior: Posterior,
+    settings: SearchSettings,
+    *,
+    leader: int,
+    candidates: Index,
+    cost_s: Array,
+    least_times: Array,
+) -> NextProbe:
+    """Return the candidate whose probe is expected to save most, less what it must save.
+
+    Args:
+        settings: The training.
+        leader: Position of the recommended size in the domain.
+        candidates: (C,), positions of the sizes that may be probed; at least one.
+        cost_s: (C,), seconds of each probe.
+        least_times: (C,), how many times its cost each must be expected to save.
+    """
+    training_s = training_time_s(posterior, settings, leader)
+    predicted = expected_savings(posterior, leader=leader, candidates=candidates)
+    of_new = SHARE_OF_NEW * np.maximum(predicted - UNSEEN_SAVING, 0.0)
+    saves = np.where(posterior.measured[candidates] > 0, predicted, of_new)
+    best = int(np.argmax(saves * training_s - least_times * cost_s))
+    return NextProbe(
+        index=int(candidates[best]),
+        micro_batch_size=int(posterior.sizes[candidates[best]]),
+        saves=float(saves[best]),
+        cost_s=float(cost_s[best]),
+        training_time_s=training_s,
+        least_times=float(least_times[best]),
+    )
+
+
+def training_time_s(posterior: Posterior, settings: SearchSettings, leader: int) -> float:
+    """Return the seconds of the training at the recommended size."""
+    if settings.training_samples is None:
+        return settings.training_time_s
+    return settings.training_samples / math.exp(posterior.mean[leader])
+
+
+def expected_savings(posterior: Posterior, *, leader: int, candidates: Index) -> Array:
+    """Return (C,), share of the training's time that each probe is expected to save by the recommendation after it.
+
+    Source: the expected value of sample information by moment matching (Heath, Manolopoulou and Baio, "Estimating the
+    expected value of sample information across different sample sizes using moment matching and nonlinear regression",
+    2019): draws of the gain over the leader, shrunk by its correlation with the outcome of a noisy probe.
+    """
+    challenger = _challenger(posterior, leader)
+    against = np.where(candidates == leader, challenger, candidates)
+    fits = posterior.feasible[:, against]
+    gains = np.where(fits, posterior.log_throughput[:, against] - posterior.log_throughput[:, [leader]], 0.0)
+    count = np.maximum(fits.sum(axis=0), 1)
+    mean = gains.sum(axis=0) / count
+    deviation = np.where(fits, gains - mean, 0.0)
+    variance = (deviation**2).sum(axis=0) / count
+    probed = posterior.log_throughput[:, candidates].astype(np.float64)
+    probed = np.where(fits, probed - probed.mean(axis=0), 0.0)
+    outcome_variance = (probed**2).sum(axis=0) / count + np.mean(posterior.probe_sd**2)
+    covariance = (deviation * probed).sum(axis=0) / count
+    explained = np.abs(covariance) / np.sqrt(np.maximum(variance * outcome_variance, 1e-30))
+    after = np.maximum(mean + explained * deviation, 0.0)
+    now = np.maximum(mean, 0.0) * (posterior.measured[against] > 0)
+    gained = np.maximum((after * fits).sum(axis=0) / len(fits) - now, 0.0)  # ln(samples/s)
+    return np.asarray(-np.expm1(-gained))
+
+
+def _challenger(posterior: Posterior, leader: int) -> int:
+    """Return the measured size with the next highest throughput, the answer if the leader turns out slower."""
+    rivals = np.where((posterior.measured > 0) & posterior.open, posterior.mean, -np.inf)
+    rivals[leader] = -np.inf
+    return int(np.argmax(rivals)) if np.isfinite(rivals).any() else leader
+
 
 # A probe's time limit is never below so many times what it is expected to take. Source: benchmarks/results/
 # sensitivity.md; expectations of an unseen size are off by up to a factor of two in simulated searches.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array, Index
 from bexplore.search.evidence import CONTENTION_INTERLEAVED, Evidence, Interleaved
-from bexplore.search.posterior.kinship import Kinship
+from bexplore.search.posterior.prior import Kinship
 
 # sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
 # Source: sensitivity.md. Slow drift from probe to probe, ln(samples/s), and its length in probes.

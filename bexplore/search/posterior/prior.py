@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -245,3 +246,44 @@ def rough_draws(logs: Array, normal: NDArray[np.float32], own_normal: NDArray[np
     factor = np.tril(np.exp(np.minimum(logs[None, :] - logs[:, None], 0.0) / ROUGH_LENGTH)) * new
     shared = normal @ np.asarray(np.sqrt(1 - ROUGH_OWN_SHARE) * factor, dtype=np.float32).T
     return shared + np.float32(np.sqrt(ROUGH_OWN_SHARE)) * own_normal
+
+
+# ln(samples/s) of a variant beyond what its operations let expect: of all its sizes, per e-fold of the size, of a size
+# alone. Source: benchmarks/results/sensitivity.md, variants; narrower than the simulated jobs there.
+LEVEL_SD, TILT_SD, OWN_SD = 0.15, 0.04, 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinship:
+    """One variant among its kin.
+
+    Attributes:
+        variant: Whose curve is drawn.
+        log_speeds: By variant, expected ln(samples/s) over that of variant 0; empty for equal ones.
+    """
+
+    variant: int = 0
+    log_speeds: Mapping[int, float] = field(default_factory=dict)
+
+    def log_speed_over_own(self, variant: int) -> float:
+        """Return the expected ln(samples/s) of another variant over the own one's; 0 for the own."""
+        return self.log_speeds.get(variant, 0.0) - self.log_speeds.get(self.variant, 0.0)
+
+    def covariance(self, variants: Sequence[int], log_sizes: Array) -> Array:
+        """Return (n, n), the covariance that measurements of other variants add.
+
+        Each variant, the own one too, has a level and a tilt of its own, of which the difference to the own counts: two
+        other variants share the own one's half of it.
+
+        Args:
+            variants: (n,), of each measurement.
+            log_sizes: (n,), ln of its size.
+        """
+        number = np.array(variants)
+        other = number != self.variant
+        both = other[:, None] & other[None, :]
+        share = both * np.where(number[:, None] == number[None, :], 1.0, 0.5)
+        centred = log_sizes - log_sizes.mean()
+        tilted = centred[:, None] * centred[None, :]
+        same_size = np.isclose(log_sizes[:, None], log_sizes[None, :], rtol=0.0, atol=math.log1p(1e-9))
+        return share * (LEVEL_SD**2 + TILT_SD**2 * tilted + OWN_SD**2 * same_size)

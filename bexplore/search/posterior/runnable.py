@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from bexplore.measurement.probe import Outcome
 from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.failure_texts import NAMED, Clues, read
-from bexplore.search.posterior.size_rules import RuleKind, SizeRule, prior_weights
+from bexplore.search.posterior.size_rules import NAMED, Clues, RuleKind, SizeRule, prior_weights, read
 from bexplore.search.space import Space
 
 # P(a size fails for itself alone), as at a corrupt shard; P(a size runs that a rule excludes); P(the program ends at

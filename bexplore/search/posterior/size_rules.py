@@ -1,9 +1,11 @@
-"""Rules by which a program runs at some sizes and fails at others, whatever memory it has."""
+"""Rules of the sizes at which a program runs: their prior weights, and what the text of an error says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
@@ -105,7 +107,7 @@ ROUND_NUMBERS = (60, 96, 100, 120, 192, 240, 360, 480, 500, 720, 960, 1000)
 def prior_weights() -> Mapping[SizeRule, float]:
     """Return the weight of each rule before anything is known of a program but that some size of it fails."""
     weights = {SizeRule(RuleKind.ALL): ALL_WEIGHT, SizeRule(RuleKind.NONE): NONE_WEIGHT}
-    weights |= _shares(MULTIPLES_WEIGHT, {SizeRule(RuleKind.MULTIPLES, k): w for k, w in _multiples().items()})
+    weights |= _shares(MULTIPLES_WEIGHT, {SizeRule(RuleKind.MULTIPLES, k): w for k, w in _weigh_multiples().items()})
     least = {SizeRule(RuleKind.AT_LEAST, k): 1.0 / k for k in range(3, MOST_LEAST + 1)}
     least[SizeRule(RuleKind.AT_LEAST, 2)] = sum(least.values())
     weights |= _shares(AT_LEAST_WEIGHT, least)
@@ -120,7 +122,7 @@ def prior_weights() -> Mapping[SizeRule, float]:
     return weights | _shares(DIVISORS_WEIGHT, {SizeRule(RuleKind.DIVISORS, k): 1.0 for k in ROUND_NUMBERS})
 
 
-def _multiples() -> dict[int, float]:
+def _weigh_multiples() -> dict[int, float]:
     found = {}
     for k in range(2, MOST_MULTIPLE + 1):
         odd = k // (k & -k)
@@ -132,3 +134,216 @@ def _multiples() -> dict[int, float]:
 def _shares(total: float, weights: Mapping[SizeRule, float]) -> dict[SizeRule, float]:
     whole = sum(weights.values())
     return {rule: total * weight / whole for rule, weight in weights.items()}
+
+
+# Weight that a text gives to the rule it names, to one that it only suggests, and to a broken program whose error is
+# one of programming. The prior weights of all rules are near 1 in sum. Source: benchmarks/structured_failures.py.
+NAMED, SUGGESTED, PROGRAMMING = 20.0, 1.0, 30.0
+LARGEST_NUMBER = 2**31  # Source: beyond are addresses and seeds
+
+# Source: errors that no size of a batch mends (docs.python.org, built-in exceptions; PyTorch, `addmm`).
+_PROGRAMMING = re.compile(
+    r"\b(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|AttributeError|SyntaxError|IndentationError|"
+    r"KeyError|FileNotFoundError|PermissionError|NotImplementedError|TypeError)\b|shapes cannot be multiplied"
+)
+_LOCATION = re.compile(r"\s*\([^()]*:\d+\)$")  # where the error was raised, which the engine appends
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_NUMBER = r"(?<![\w.])(\d+)(?![\w]|\.\d)"
+
+# Public messages. "divisible by": TRL, `GRPOConfig` ("must be evenly divisible by the number of generations per prompt
+# (8)"); Transformer Engine, `assert_dim_for_fp8_exec` ("height divisible by 8 and width divisible by 16"); PyTorch,
+# `torch._scaled_mm` ("Expected trailing dimension of mat1 to be divisible by 16"), GroupNorm and torchao ("divisble");
+# DeepSpeed ("is not equal to micro_batch_per_gpu * gradient_acc_step * world_size"); einops ("can't divide axis of
+# length 3 in chunks of 8"). MoCo, `_dequeue_and_enqueue`: `assert self.K % batch_size == 0`.
+_DIVISIBLE = r"(?:divisi?ble|divided|aligned)(?: \w+)? (?:by|to)|multiples? of|in chunks of|groups? of"
+_BY_NUMBER = re.compile(rf"(?:{_DIVISIBLE})\D{{0,60}}?{_NUMBER}", re.IGNORECASE)
+_NUMBER_BY = re.compile(rf"{_NUMBER}\D{{0,40}}(?:{_DIVISIBLE})", re.IGNORECASE)
+_DIVISIBLE_AT_ALL = re.compile(rf"{_DIVISIBLE}|\bdivid(?:e|es|isor)", re.IGNORECASE)
+_WHOLE_BY_BATCH = re.compile(
+    r"(?:queue|memory bank|bank|buffer|global|total|effective)[^.]{0,60}?(?:divisi?ble by|multiple of)[^.]{0,40}?"
+    r"(?:micro[-_ ]?)?(?:batch|bs\b)",
+    re.IGNORECASE,
+)
+# `self.K % batch_size == 0`, `4096 % 3 != 0`, `n % 8`: of an assertion, or of a condition that raises.
+_MODULO = re.compile(r"([\w.\[\]()]+)\s*%\s*\(?\s*([\w.]+)[)\s]*(?:(==|!=|>)\s*(\d+))?")
+_ASSERTION, _CONDITION = re.compile(r"^assert\b"), re.compile(r"^(?:el)?if\b.*\braise\b")
+_ORDERED = re.compile(r"([\w.()\[\]]+)\s*(>=|<=|>|<)\s*(\d+)")
+_BATCH_NAME = re.compile(r"batch|\bbs\b|\bn\b|\bb\b|len\(|shape\[0\]|size\(0\)", re.IGNORECASE)
+_EVEN = re.compile(r"\b(?:an? )?even\b(?! (?:if|though|when|with))(?=[^.]{0,60}\b(?:size|number|batch|sample))|"
+                   r"\b(?:size|number|batch|samples?)[^.]{0,60}\beven\b(?! (?:if|though|when|with))|"
+                   r"\bodd (?:batch|number|size)|\bin pairs\b", re.IGNORECASE)  # fmt: skip
+_POWER = re.compile(r"powers? of (?:two|2)", re.IGNORECASE)
+# PyTorch, `torch.nn.functional._verify_batch_size`; scikit-learn, "Found array with 1 sample(s) ... a minimum of 2".
+_PER_CHANNEL = re.compile(r"more than 1 (?:value per channel|spatial element|sample)|requires at least 2 samples", re.I)
+_AT_LEAST = re.compile(rf"(?:at least|minimum(?: \w+)? of|no fewer than|not less than)\D{{0,20}}?{_NUMBER}", re.I)
+_MORE_THAN = re.compile(rf"(?:more than|greater than|larger than|exceed)\D{{0,20}}?{_NUMBER}", re.IGNORECASE)
+_OR_EQUAL = re.compile(r"(?:greater|larger|more|bigger) than or equal", re.IGNORECASE)
+_AT_MOST = re.compile(
+    rf"(?:at most|no more than|up to|exceeds?|maximum(?: [\w-]+){{0,3}}? (?:of|is)|less than or equal to|"
+    rf"smaller than or equal to|only (?:has|have|holds)|"
+    rf"out of (?:bounds|range).{{0,40}}? with size)\D{{0,30}}?{_NUMBER}",
+    re.IGNORECASE,
+)
+_MUST = re.compile(r"must|should|expected|requires?|needs?|has to|at least", re.IGNORECASE)
+# PyTorch, `view` and `reshape`; a slice of every second sample against the others; `stack` of unequal chunks.
+_VIEW = re.compile(r"shape '\[([-\d, ]+)\]' is invalid for input of size (\d+)")
+_UNEQUAL = re.compile(
+    r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)|"
+    r"equal size, but got \[(\d+).*?\] at entry 0 and \[(\d+)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clues:
+    """What texts tell.
+
+    Attributes:
+        weights: Weight of each rule that they name or suggest.
+        ends: Weight of each size that they name as the largest.
+    """
+
+    weights: dict[SizeRule, float] = field(default_factory=dict)
+    ends: dict[int, float] = field(default_factory=dict)
+
+    def add(self, rule: SizeRule, weight: float) -> None:
+        """Take a rule over, with the most weight that any text gives it."""
+        self.weights[rule] = max(weight, self.weights.get(rule, 0.0))
+
+
+def read(clues: Clues, size: int, reason: str, failing_line: str = "") -> None:
+    """Add what one failure tells.
+
+    Args:
+        size: The size that failed.
+        reason: Why, for people.
+        failing_line: The line of the user's source that raised; empty if unknown.
+    """
+    text = _HEX.sub("", _LOCATION.sub("", reason))
+    if _PROGRAMMING.search(text):
+        clues.add(SizeRule(RuleKind.NONE), PROGRAMMING)
+        return
+    for rule, weight in (*_divisibility(text, size), *_conditions(text, failing_line, size), *_shapes(text, size)):
+        clues.add(rule, weight)
+    if _EVEN.search(text):
+        clues.add(SizeRule(RuleKind.MULTIPLES, 2), NAMED)
+    if _POWER.search(text):
+        clues.add(SizeRule(RuleKind.POWERS_OF_TWO), NAMED)
+    if _PER_CHANNEL.search(text):
+        for rule, weight in _single_sample(size):
+            clues.add(rule, weight)
+        return
+    for is_least, number in _bounds(failing_line):
+        if is_least and number > size:
+            clues.add(SizeRule(RuleKind.AT_LEAST, number), NAMED)
+        elif not is_least and 0 < number < size:
+            clues.ends[number] = NAMED
+    for number in _limits(_AT_LEAST, text):
+        if number > size:
+            clues.add(SizeRule(RuleKind.AT_LEAST, number), NAMED)
+    if _MUST.search(text):
+        extra = 0 if _OR_EQUAL.search(text) else 1
+        for number in _limits(_MORE_THAN, text):
+            if number + extra > size:
+                clues.add(SizeRule(RuleKind.AT_LEAST, number + extra), NAMED)
+    for number in _limits(_AT_MOST, text):
+        if number < size:
+            clues.ends[number] = NAMED
+
+
+def _limits(pattern: re.Pattern[str], text: str) -> Iterator[int]:
+    for found in pattern.finditer(text):
+        if 0 < int(found[1]) < LARGEST_NUMBER:
+            yield int(found[1])
+
+
+def _divisibility(text: str, size: int) -> Iterator[tuple[SizeRule, float]]:
+    """Yield the readings of "X must be divisible by Y": multiples of Y, or divisors of X where Y is the size."""
+    if not _DIVISIBLE_AT_ALL.search(text):
+        return
+    if _WHOLE_BY_BATCH.search(text):
+        yield SizeRule(RuleKind.POWERS_OF_TWO), SUGGESTED
+    for number in _limits(_BY_NUMBER, text):
+        if number != size:
+            yield from _multiples(number)
+    for number in _limits(_NUMBER_BY, text):
+        if number > size:
+            yield SizeRule(RuleKind.DIVISORS, number), NAMED
+
+
+def _multiples(number: int) -> Iterator[tuple[SizeRule, float]]:
+    """Yield multiples of a number and of its divisors: rows may be samples times tokens, ranks or accumulation."""
+    for divisor in range(2, min(number, 4096) + 1):
+        if number % divisor == 0:
+            yield SizeRule(RuleKind.MULTIPLES, divisor), NAMED if divisor == number else SUGGESTED
+
+
+def _conditions(text: str, failing_line: str, size: int) -> Iterator[tuple[SizeRule, float]]:
+    """Yield what an assertion or a condition that raises says of a remainder."""
+    must_hold = not _CONDITION.search(failing_line)
+    for source in (text, failing_line):
+        for left, right, sign, remainder in _MODULO.findall(source):
+            is_of_zero = remainder in ("", "0")
+            if right.isdigit() and int(right) > 1 and (source is failing_line or int(right) != size):
+                if is_of_zero and (sign == "==") == must_hold:
+                    yield from _multiples(int(right))
+                elif (sign == "==") != must_hold and remainder:
+                    yield SizeRule(RuleKind.NO_REMAINDER, int(right), int(remainder)), NAMED
+                else:
+                    yield from ((rule, SUGGESTED) for rule, _ in _multiples(int(right)))
+            elif left.isdigit() and int(left) > size:
+                yield SizeRule(RuleKind.DIVISORS, int(left)), NAMED
+            elif _BATCH_NAME.search(right) and not _BATCH_NAME.search(left):
+                yield SizeRule(RuleKind.POWERS_OF_TWO), NAMED  # divisors of a queue, whose length is mostly one
+
+
+def _bounds(failing_line: str) -> Iterator[tuple[bool, int]]:
+    """Yield whether an assertion or a condition that raises bounds the size from below, and the bound."""
+    is_assertion = bool(_ASSERTION.search(failing_line))
+    if not is_assertion and not _CONDITION.search(failing_line):
+        return
+    for name, sign, number in _ORDERED.findall(failing_line):
+        if not _BATCH_NAME.search(name):
+            continue
+        holds_above = sign.startswith(">") == is_assertion
+        strict = (len(sign) == 1) == is_assertion
+        yield holds_above, int(number) + (0 if not strict else 1 if holds_above else -1)
+
+
+def _shapes(text: str, size: int) -> Iterator[tuple[SizeRule, float]]:
+    """Yield the multiples at which a view or a split into equal parts is possible."""
+    view = _VIEW.search(text)
+    if view:
+        known = [int(part) for part in view[1].split(",") if part.strip()]
+        elements, part = int(view[2]), math.prod(one for one in known if one > 0)
+        if elements % size == 0 and -1 in known:
+            each = elements // size
+            k = part // math.gcd(part, each)
+            if k > 1:
+                yield SizeRule(RuleKind.MULTIPLES, k), NAMED
+        elif elements % size == 0 and math.prod(known) < elements:  # what is over is the remainder
+            kept = size * math.prod(known) // elements
+            yield from _of_remainder(size, size - kept)
+    unequal = _UNEQUAL.search(text)
+    if unequal:
+        first, second = sorted(int(one) for one in unequal.groups() if one)
+        if second - first == 1 and first + second == size:
+            yield SizeRule(RuleKind.MULTIPLES, 2), NAMED
+        elif second + first <= size:
+            yield from ((rule, SUGGESTED) for rule, _ in _of_remainder(size, size % max(second, 1)))
+
+
+def _of_remainder(size: int, remainder: int) -> Iterator[tuple[SizeRule, float]]:
+    if remainder <= 0:
+        return
+    for k in range(max(2, remainder + 1), 65):
+        if size % k == remainder:
+            yield SizeRule(RuleKind.MULTIPLES, k), SUGGESTED / k
+
+
+def _single_sample(size: int) -> Iterator[tuple[SizeRule, float]]:
+    """Yield what a layer says that needs two samples: of size 1 itself, of others that their last batch holds one."""
+    if size == 1:
+        yield SizeRule(RuleKind.AT_LEAST, 2), NAMED
+        return
+    for times in range(1, 13):  # the samples of an epoch less one are a multiple of each size that fails
+        yield SizeRule(RuleKind.NO_DIVISORS, times * size), NAMED / times

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array, Index
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.kinship import Kinship
 from bexplore.search.posterior.noise_model import Measurements, estimates_alone, measurements_of
 from bexplore.search.posterior.prior import (
     CLIFF_RATE,
@@ -25,6 +24,7 @@ from bexplore.search.posterior.prior import (
     UNSEEN_BUMP_RATE,
     UNSEEN_BUMP_SDS,
     Hyper,
+    Kinship,
     ShapePrior,
     rough_draws,
     rough_kernel,

@@ -17,8 +17,7 @@ from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe,
 from bexplore.output.summary import summary_text
 from bexplore.run import run_directory
 from bexplore.run.result import RunResult
-from bexplore.search.policy.decision import StopReason
-from bexplore.search.policy.economics import NextProbe
+from bexplore.search.policy.decision import NextProbe, StopReason
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Result
 from tests.builders import JOBS, observed

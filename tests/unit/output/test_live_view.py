@@ -15,7 +15,7 @@ from bexplore.output.console import Progress
 from bexplore.output.live_view import View
 from bexplore.output.plot import UNICODE, plot
 from bexplore.run.events import Planned, Recommended, Traced, TracedSettings
-from bexplore.search.posterior.credible_band import CredibleBand
+from bexplore.search.posterior.posterior import CredibleBand
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted
 from tests.builders import observed

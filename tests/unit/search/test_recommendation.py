@@ -13,8 +13,8 @@ from bexplore.measurement.probe import Compilation, Outcome, Purpose
 from bexplore.search import calibration
 from bexplore.search.calibration import Grounds, score
 from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.joint import at_present_speed
 from bexplore.search.posterior.posterior import fit_posterior
-from bexplore.search.posterior.present_speed import at_present_speed
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.space import Space
 from tests.builders import ROOT

@@ -14,8 +14,7 @@ from bexplore.replay.replay import ReplayOptions, TableRunner
 from bexplore.replay.table import load_table
 from bexplore.search.loop import explore
 from bexplore.search.policy.decide import decide
-from bexplore.search.policy.decision import StopReason
-from bexplore.search.policy.economics import TIMES_BEYOND_A_SWEEP
+from bexplore.search.policy.decision import TIMES_BEYOND_A_SWEEP, StopReason
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.result import Result

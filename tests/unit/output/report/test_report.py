@@ -16,8 +16,7 @@ from bexplore.run.events import Finished
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.credible_band import CredibleBand
-from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.posterior.posterior import CredibleBand, fit_posterior
 from bexplore.search.space import MemoryPrior, Space
 from tests.builders import observed
 from tests.run_builders import GIB, HOSTILE, Page, cost_model, make_run, probe

@@ -12,9 +12,9 @@ import pytest
 from bexplore.measurement.probe import Compilation
 from bexplore.search.evidence import Evidence, Interleaved
 from bexplore.search.posterior.joint import JointPosterior, Variant, fit_joint
-from bexplore.search.posterior.kinship import LEVEL_SD, Kinship
 from bexplore.search.posterior.noise_model import COMMON_MODE_SD, EXPECTED_COMMON_MODE_SD
 from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.posterior.prior import LEVEL_SD, Kinship
 from bexplore.search.space import MemoryPrior, Space
 from tests.search_builders import GIB, measured, saturating
 

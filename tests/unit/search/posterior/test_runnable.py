@@ -7,9 +7,8 @@ import pytest
 
 from bexplore.measurement.probe import Outcome
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.failure_texts import Clues, read
 from bexplore.search.posterior.runnable import RunBelief, extended
-from bexplore.search.posterior.size_rules import RuleKind, SizeRule
+from bexplore.search.posterior.size_rules import Clues, RuleKind, SizeRule, read
 from bexplore.search.space import Space
 from tests.search_builders import measured
 

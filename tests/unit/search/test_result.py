@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from bexplore.measurement.probe import Compilation, Probe
-from bexplore.search.warnings import program_warnings, samples_are_seen
+from bexplore.search.result import program_warnings, samples_are_seen
 from tests.builders import observed
 
 

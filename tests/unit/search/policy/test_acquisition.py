@@ -13,15 +13,15 @@ from bexplore.measurement.interleaving import InterleavedTiming
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose, Runner
 from bexplore.search import loop
 from bexplore.search.evidence import Evidence, Interleaved
+from bexplore.search.policy.acquisition import interleaved_with
 from bexplore.search.policy.decide import decide
-from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior import posterior
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import recommend
+from bexplore.search.result import noise_warnings
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
-from bexplore.search.warnings import noise_warnings
 from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
 from tests.search_builders import CurveRunner, measured, saturating
 

@@ -10,8 +10,7 @@ import pytest
 from bexplore.measurement.probe import Compilation
 from bexplore.search.loop import explore
 from bexplore.search.policy.decide import decide
-from bexplore.search.policy.decision import StopReason
-from bexplore.search.policy.economics import expected_savings, next_probe, training_time_s
+from bexplore.search.policy.decision import StopReason, expected_savings, next_probe, training_time_s
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
