@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import RESULTS, machine_facts
-from bexplore.command import reaper
+from bexplore.host import process_tree
 from tests.command_builders import torchrun
 
 TRAIN = Path(__file__).parent / "command_jobs" / "known_peak.py"
@@ -115,9 +115,9 @@ class Exploration:
 
     def _processes(self) -> list[int]:
         """Return the processes whose environment names this folder as that of their start."""
-        mark = f"{reaper.MARK}={self.path}{os.sep}"
+        mark = f"{process_tree.PROBE_MARK}={self.path}{os.sep}"
         pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-        return [pid for pid in pids if mark in reaper.environment_of(pid) and reaper.started(pid)]
+        return [pid for pid in pids if mark in process_tree.read_environment(pid) and process_tree.read_start_time(pid)]
 
 
 def _lost(before: bytes, after: bytes) -> int:

@@ -54,7 +54,7 @@ TREE = {
     "transformers.py": "finds the micro-batch size of a transformers Trainer",
     "errors.py": "every error raised on purpose: message, hint, exit code",
     "units.py": "bytes, seconds and shares, parsed and printed",
-    "host/": "processors, memory, accelerators, locks, JSON files, log",
+    "host/": "processors, memory, accelerators, processes, locks, JSON files, log",
     "__init__.py": "the public names",
     "__main__.py": "`python -m bexplore`",
     "py.typed": "the package has types",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from bexplore.command.reaper import MARK
 from bexplore.config.command import Command
+from bexplore.host.process_tree import PROBE_MARK
 from bexplore.measurement.probe import Compilation, Probe
 
 TRAIN = Path(__file__).parent / "jobs" / "training_command.py"
@@ -67,7 +67,7 @@ class Surroundings:
 
 def marked_processes(run_dir: Path) -> list[int]:
     """Return the processes on this machine that carry the mark of a start in a run's folder."""
-    mark = f"{MARK}={run_dir}".encode()
+    mark = f"{PROBE_MARK}={run_dir}".encode()
     return [pid for pid in psutil.pids() if pid != os.getpid() and mark in _environment(pid)]
 
 

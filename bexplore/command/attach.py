@@ -13,16 +13,16 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from bexplore.command.reaper import MARK
 from bexplore.engine.protocol.failures import ended_with
 from bexplore.errors import UserInputError
+from bexplore.host.process_tree import PROBE_MARK
 
 NAME = "bexplore_attach.pth"
 # One line, as `site` wants it. It does nothing outside of a probe: the mark of a start names the start's folder.
 LINE = (
     "import os; "
-    f"p = os.path.join(os.environ.get('{MARK}', ''), 'observer', 'sitecustomize.py'); "
-    f"os.environ.get('{MARK}') and os.path.exists(p) and "
+    f"p = os.path.join(os.environ.get('{PROBE_MARK}', ''), 'observer', 'sitecustomize.py'); "
+    f"os.environ.get('{PROBE_MARK}') and os.path.exists(p) and "
     "exec(compile(open(p).read(), p, 'exec'), {'__file__': p, '__name__': 'bexplore_attach'})\n"
 )
 # Written by a Python, behind whatever its own `sitecustomize` writes.
@@ -111,7 +111,7 @@ def _is_read(python: str) -> bool:
         program = Path(folder, "observer", "sitecustomize.py")
         program.parent.mkdir()
         program.write_text(_SEEN)
-        return "bexplore: loaded" in _run(python, "", **{MARK: folder})
+        return "bexplore: loaded" in _run(python, "", **{PROBE_MARK: folder})
 
 
 def _not_allowed(verb: str, path: Path, error: OSError) -> UserInputError:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bexplore.command import reaper
 from bexplore.command.processes import LOG
 from bexplore.config.command import Command
+from bexplore.host import process_tree
 from bexplore.host.secret_values import hide_in_file
 
 OBSERVER = Path(__file__).parent / "observer"
@@ -67,9 +67,9 @@ class ProbeFolder:
         self._make_reports()
         for source in OBSERVER.glob("*.py"):
             shutil.copyfile(source, inject / source.name)
-        shutil.copyfile(reaper.__file__, inject / "bexplore_reaper.py")
-        (inject / reaper.LIFE).touch()
-        (inject / "place").write_text(reaper.place())
+        shutil.copyfile(process_tree.__file__, inject / "bexplore_process_tree.py")
+        (inject / process_tree.LIFE).touch()
+        (inject / "place").write_text(process_tree.read_namespace())
         _compile(inject / "sitecustomize.py")
         (inject / "probe.json").write_text(json.dumps({**settings, "reports": str(self.reports)}))
         if command.file is not None:

@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bexplore.command import reaper
-from bexplore.command.reaper import MARK, Processes, parent_of, read_of
+from bexplore.host import process_tree
+from bexplore.host.process_tree import PROBE_MARK, ProcessTree, find_ancestors, list_pids, read_file
 from bexplore.host.secret_values import hidden
 
 LOG = "log.txt"  # of the folder of a start: what the training prints
@@ -20,7 +21,7 @@ _TORCH = "libtorch_python"
 # Programs of Inductor, which compile or tune kernels in processes of their own: these get the folders of sys.path as
 # their PYTHONPATH, without the observer's. Source: python_subprocess_env of torch/_inductor/utils.py.
 _COMPILERS = "/torch/_inductor/"
-_REAPER_S = 5.0  # that a reaper gets to end once all that it cares for has. Source: as of `reaper.LIMITS_S`
+_REAPER_S = 5.0  # that a reaper gets to end once all that it cares for has. Source: as of `process_tree.LIMITS_S`
 
 
 class Start:
@@ -45,15 +46,15 @@ class Start:
         self._told = b""
         with self.log_path.open("wb") as log:
             self._reaper = subprocess.Popen(
-                [sys.executable, "-I", "-S", reaper.__file__, "run", str(folder), str(os.getpid())],
-                env=os.environ | dict(env) | {MARK: str(folder)},
+                [sys.executable, "-I", "-S", process_tree.__file__, "run", str(folder), str(os.getpid())],
+                env=os.environ | dict(env) | {PROBE_MARK: str(folder)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,  # which the command has, too
                 start_new_session=True,
                 bufsize=0,  # one answer is read here, and a later one may have come with it
             )
-        self._processes = Processes(str(folder), self._reaper.pid)
+        self._tree = ProcessTree(str(folder), self._reaper.pid)
         self.pid = self._begin(argv)
 
     def _begin(self, argv: Sequence[str]) -> int:
@@ -83,12 +84,12 @@ class Start:
                     self._return_code = int(self._told.split()[1])
                 elif not read:  # somebody ended the reaper
                     self._return_code = self._reaper.wait()
-                    self._processes.reaper = None  # its number may be given to another
+                    self._tree.reaper = None  # its number may be given to another
         return self._return_code
 
     def alive(self) -> list[int]:
         """Return the process ids of this start on this host, whoever their parent is now."""
-        return self._processes.alive()
+        return self._tree.alive()
 
     def unobserved(self) -> list[int]:
         """Return the processes with torch in them, on this host, in which no observer is loaded.
@@ -96,9 +97,9 @@ class Start:
         Forks of an observed process have its command line, and are its helpers; so are those that compile for it.
         """
         observed = self._observed()
-        known = {read_of(pid, "cmdline") for pid in observed}
-        others = (pid for pid in self.alive() if pid not in observed and _TORCH in read_of(pid, "maps"))
-        return [pid for pid in others if read_of(pid, "cmdline") not in known and not _compiles(pid)]
+        known = {read_file(pid, "cmdline") for pid in observed}
+        others = (pid for pid in self.alive() if pid not in observed and _TORCH in read_file(pid, "maps"))
+        return [pid for pid in others if read_file(pid, "cmdline") not in known and not _compiles(pid)]
 
     def _observed(self) -> set[int]:
         """Return the processes of this host that have loaded the observer, those that have ended too."""
@@ -108,8 +109,8 @@ class Start:
     def hold_scripts(self) -> None:
         """Stop the scripts that wait for a launcher: one whose training has failed would go on."""
         observed = self._observed()
-        above = {parent for pid in observed for parent in _ancestors(pid)} - observed
-        self._processes.signal(lambda pid: pid in above, signal.SIGSTOP)
+        above = {parent for pid in observed for parent in find_ancestors(pid)} - observed
+        self._tree.signal(lambda pid: pid in above, signal.SIGSTOP)
 
     def log_tail(self, num_lines: int = 60) -> str:
         """Return the last lines of what the command wrote."""
@@ -118,8 +119,8 @@ class Start:
             return hidden("\n".join(log.read().decode(errors="replace").splitlines()[-num_lines:]))
 
     def end(self, *, ranks: Collection[int] = (), release: Callable[[], None] = lambda: None) -> list[int]:
-        """End every process of this start, as `Processes.end`; return those that are left, and to their reaper."""
-        left = self._processes.end(ranks=ranks, release=release)
+        """End every process of this start, as `ProcessTree.end`; return those that are left, and to their reaper."""
+        left = self._tree.end(ranks=ranks, release=release)
         if not left:
             self._reaper.kill()
         self._dismiss()
@@ -133,7 +134,7 @@ class Start:
                 stream.close()
         try:
             self._reaper.wait(_REAPER_S)
-            self._processes.reaper = None
+            self._tree.reaper = None
         except subprocess.TimeoutExpired:
             pass  # it still tries to end what is left
 
@@ -141,9 +142,9 @@ class Start:
 def end_leftovers(run_dir: Path) -> list[str]:
     """End what explorers of a run that are gone have left on this host; return what that was, for people."""
     texts = []
-    for folder, processes in reaper.left_by_others(str(run_dir.resolve())):
-        found = processes.alive()
-        left = processes.end()
+    for folder, tree in _find_left_trees(str(run_dir.resolve())):
+        found = tree.alive()
+        left = tree.end()
         name = Path(folder).name
         texts.append(f"an explorer that is gone left processes of {name}, which were ended: {found}")
         if left:
@@ -151,13 +152,33 @@ def end_leftovers(run_dir: Path) -> list[str]:
     return texts
 
 
+def _find_left_trees(run_dir: str) -> Iterator[tuple[str, ProcessTree]]:
+    """Yield each start of a run whose explorer is gone, and its processes; wait for the reapers that end theirs.
+
+    Explorers may share a run: what belongs to one that lives is left alone.
+    """
+    limit_s = time.monotonic() + 2 * sum(process_tree.ORPHANED_LIMITS_S)
+    while any(not lives for _, lives in _find_reapers()) and time.monotonic() < limit_s:
+        time.sleep(0.05)
+    lead, cared_for = f"{PROBE_MARK}={run_dir}{os.sep}", {folder for folder, _ in _find_reapers()}
+    variables = (one for pid in list_pids() for one in process_tree.read_environment(pid).split("\0"))
+    found = {one.removeprefix(f"{PROBE_MARK}=") for one in variables if one.startswith(lead)}
+    for folder in sorted(found - cared_for):
+        tree = ProcessTree(folder, None)
+        if tree.alive():
+            yield folder, tree
+
+
+def _find_reapers() -> Iterator[tuple[str, bool]]:
+    """Yield the folder of each start that has a reaper on this host, and whether its explorer lives."""
+    for pid in list_pids():
+        words = read_file(pid, "cmdline").split("\0")
+        if "run" in words[:-3] and Path(words[words.index("run") - 1]).name == Path(process_tree.__file__).name:
+            folder, explorer = words[words.index("run") + 1 : words.index("run") + 3]
+            if process_tree.read_start_time(pid):
+                yield folder, str(process_tree.read_parent(pid)) == explorer
+
+
 def _compiles(pid: int) -> bool:
     """Return whether a process is one of Inductor's, or was started by one."""
-    return any(_COMPILERS in read_of(one, "cmdline") for one in (pid, *_ancestors(pid)))
-
-
-def _ancestors(pid: int) -> set[int]:
-    found: set[int] = set()
-    while (pid := parent_of(pid)) and pid not in found:
-        found.add(pid)
-    return found
+    return any(_COMPILERS in read_file(one, "cmdline") for one in (pid, *find_ancestors(pid)))

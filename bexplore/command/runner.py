@@ -18,7 +18,6 @@ from bexplore.command.failures import KILLED_BY_KERNEL, CommandFailure, of_end, 
 from bexplore.command.open_start import OpenStart
 from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.processes import Start
-from bexplore.command.reaper import MARK
 from bexplore.command.reports import Rank, Reports, ReportsReader, with_own_batches
 from bexplore.command.timing import (
     MIN_TIMED_STEPS,
@@ -47,6 +46,7 @@ from bexplore.errors import EngineError, UserInputError, UserProgramError
 from bexplore.host.clocks import MOST_TRIES, SUSPENDED, Stopwatch, Suspension, suspended_text
 from bexplore.host.contention import CpuContention
 from bexplore.host.machine import oom_kills
+from bexplore.host.process_tree import PROBE_MARK
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.units import counted, format_seconds
 
@@ -521,8 +521,8 @@ class CommandRunner:
             raise UserProgramError(
                 "torch runs in the command, and the observer was not loaded into it: its Python ignores PYTHONPATH "
                 "(-I, -E, -S), or its launcher clears the environment",
-                hint=f"let the launcher pass PYTHONPATH and {MARK} on, leave -S out, and for -I or -E install the "
-                "observer there: bexplore attach --install --python PYTHON",
+                hint=f"let the launcher pass PYTHONPATH and {PROBE_MARK} on, leave -S out, and for -I or -E install "
+                "the observer there: bexplore attach --install --python PYTHON",
             )
         if ending is Ending.NO_STEP or (ending is Ending.ENDED and self._ended_without_step(watch)):
             if self._sizes.arrived:

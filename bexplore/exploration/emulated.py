@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bexplore.command.reaper import LAUNCHERS, program_of
 from bexplore.config.config import Config
 from bexplore.emulated_gpu import emulated_environment
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError
 from bexplore.exploration.launching import launcher_of
 from bexplore.host.accelerators import Device, device_by_name
+from bexplore.host.process_tree import LAUNCHERS, find_program
 from bexplore.job import device_kind
 from bexplore.measurement.probe import Observation, Probe, Runner
 from bexplore.run.result import RunResult
@@ -126,7 +126,7 @@ def num_devices(config: Config) -> int:
         launcher = launcher_of(config)
         return 1 if launcher is None else launcher.num_ranks
     argv = config.command.argv
-    if program_of(argv) not in LAUNCHERS:
+    if find_program(argv) not in LAUNCHERS:
         return 1
     # What stands behind the script is the training's own.
     words = itertools.takewhile(lambda word: not word.endswith(".py"), argv)

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from bexplore.cli import cli
 from bexplore.command import attach as pth
-from bexplore.command.reaper import MARK
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.command import Command
 from bexplore.errors import UserInputError
+from bexplore.host.process_tree import PROBE_MARK
 from tests.command_builders import TRAIN, marked_processes, probe_of
 
 FINDERS = "import sys; print([type(finder).__name__ for finder in sys.meta_path].count('_TorchFinder'))"
@@ -60,7 +60,7 @@ def finders(python: Path, *options: str, **variables: str) -> int:
 
 
 def test_the_observer_is_loaded_under_isolation_once_it_is_installed_and_not_outside_of_a_start(python, start):
-    before, in_start = contents(python), {MARK: str(start)}
+    before, in_start = contents(python), {PROBE_MARK: str(start)}
     assert finders(python, "-I", **in_start) == 0
 
     installed = typed("--install", "--python", str(python))
@@ -72,7 +72,7 @@ def test_the_observer_is_loaded_under_isolation_once_it_is_installed_and_not_out
     for options in (("-I",), ("-E",), ()):
         assert finders(python, *options, **in_start) == 1
         assert finders(python, *options) == 0
-        assert finders(python, *options, **{MARK: str(start / "gone")}) == 0
+        assert finders(python, *options, **{PROBE_MARK: str(start / "gone")}) == 0
     assert finders(python, PYTHONPATH=str(start / "observer"), **in_start) == 1  # not twice
 
     removed = typed("--remove", "--python", str(python))

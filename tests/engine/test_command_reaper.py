@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shlex
 import shutil
@@ -17,9 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bexplore.command import reaper
+from bexplore.command.probe_folder import OBSERVER
 from bexplore.command.processes import Start, end_leftovers
-from bexplore.command.reaper import MARK
+from bexplore.host import process_tree
+from bexplore.host.process_tree import PROBE_MARK, WORKER_MARK
 
 SLEEPS = "import time; time.sleep(60)"
 
@@ -83,8 +83,8 @@ def killed_explorer(tmp_path: Path) -> Callable[[str], Path]:
 
 def belongs(folder: Path, pid: int | None = None) -> list[int]:
     """Return the processes that carry the mark of a start, its reaper included; and another one, if that runs."""
-    marked = [one for one in psutil.pids() if f"{MARK}={folder}\0" in reaper.environment_of(one)]
-    return [one for one in (*marked, *([pid] if pid else [])) if reaper.started(one)]
+    marked = [one for one in psutil.pids() if f"{PROBE_MARK}={folder}\0" in process_tree.read_environment(one)]
+    return [one for one in (*marked, *([pid] if pid else [])) if process_tree.read_start_time(one)]
 
 
 def wait_until_gone(folder: Path, pid: int | None = None) -> None:
@@ -107,7 +107,7 @@ def test_nothing_of_a_command_outlives_its_killed_explorer(killed_explorer, tmp_
     wait_until_gone(folder, int(written.read_text()))
     assert not after.exists()  # none of it ran on
     assert not (folder / "output").exists() and not (folder / "observer").exists()
-    assert sum(reaper.ORPHANED_LIMITS_S) < 5.0
+    assert sum(process_tree.ORPHANED_LIMITS_S) < 5.0
 
 
 @pytest.mark.promise("SIGKILL of a command's explorer while the command starts", "nothing of it is left")
@@ -159,7 +159,7 @@ def test_what_an_explorer_left_is_ended_and_named_and_what_lives_is_left_alone(s
     left, lives = (tmp_path / "probes" / name for name in ("000_size_4", "001_size_8"))
     for folder in (left, lives):
         folder.mkdir(parents=True)
-    orphan = subprocess.Popen(["sleep", "600"], env={MARK: str(left)}, start_new_session=True)
+    orphan = subprocess.Popen(["sleep", "600"], env={PROBE_MARK: str(left)}, start_new_session=True)
     other = Start(["sleep", "600"], env={}, folder=lives)
 
     (text,) = end_leftovers(tmp_path)
@@ -175,8 +175,12 @@ def test_what_an_explorer_left_is_ended_and_named_and_what_lives_is_left_alone(s
 
 def is_watched(observer: Path) -> bool:
     """Return whether a process watches this host as if it were another one, below nobody that trains."""
-    watching = [pid for pid in psutil.pids() if f"{observer}/bexplore_reaper.py\0" in reaper.read_of(pid, "cmdline")]
-    return len(watching) == 1 and reaper.parent_of(reaper.parent_of(watching[0])) != os.getpid()
+    watching = [
+        pid
+        for pid in psutil.pids()
+        if f"{observer}/bexplore_process_tree.py\0" in process_tree.read_file(pid, "cmdline")
+    ]
+    return len(watching) == 1 and process_tree.read_parent(process_tree.read_parent(watching[0])) != os.getpid()
 
 
 @pytest.mark.promise("SIGKILL of the explorer of a command that trains on several hosts", "gone on each host")
@@ -185,10 +189,10 @@ def test_the_part_of_a_start_on_another_host_ends_when_its_explorer_is_gone(tmp_
     observer = tmp_path / "observer"
     observer.mkdir()
     (observer / "place").write_text("another host")
-    (observer / reaper.LIFE).touch()
-    for source in Path(reaper.__file__).parent.joinpath("observer").glob("*.py"):
+    (observer / process_tree.LIFE).touch()
+    for source in OBSERVER.glob("*.py"):
         shutil.copyfile(source, observer / source.name)
-    shutil.copyfile(reaper.__file__, observer / "bexplore_reaper.py")
+    shutil.copyfile(process_tree.__file__, observer / "bexplore_process_tree.py")
     environment = {"PYTHONPATH": str(observer), "PATH": os.environ["PATH"]}  # a launcher carries no more
     ranks = [
         subprocess.Popen([sys.executable, "-c", SLEEPS], env=environment, start_new_session=True) for _ in range(2)
@@ -198,15 +202,11 @@ def test_the_part_of_a_start_on_another_host_ends_when_its_explorer_is_gone(tmp_
     assert all(rank.poll() is None for rank in ranks)
 
     if how == "told":
-        (observer / reaper.LIFE).write_text("gone\n")
+        (observer / process_tree.LIFE).write_text("gone\n")
     else:
         shutil.rmtree(observer)
 
     assert [rank.wait(60) for rank in ranks] == [-signal.SIGKILL] * 2
-
-
-def test_the_reaper_runs_on_the_oldest_python_of_a_training():
-    ast.parse(Path(reaper.__file__).read_text(), feature_version=(3, 8))
 
 
 # How a process leaves a segment behind that is killed before it unlinks it, as torch does right after mapping one.
@@ -219,9 +219,9 @@ SEGMENTS = {
 
 
 @pytest.mark.parametrize("way", SEGMENTS)
-@pytest.mark.skipif(not Path(reaper.SHARED_MEMORY).is_dir(), reason="no shared memory in files")
+@pytest.mark.skipif(not Path(process_tree.SHARED_MEMORY).is_dir(), reason="no shared memory in files")
 def test_shared_memory_of_a_killed_process_is_removed(started, tmp_path, way):
-    path = Path(reaper.SHARED_MEMORY) / f"bexplore_test_{tmp_path.name}"
+    path = Path(process_tree.SHARED_MEMORY) / f"bexplore_test_{tmp_path.name}"
     code = f"import mmap, os, sys, time; path = {str(path)!r}; {SEGMENTS[way]}; "
     code += "print(path, file=open(sys.argv[1] + '.part', 'w')); os.rename(sys.argv[1] + '.part', sys.argv[1]); "
     start = started(sys.executable, "-c", code + SLEEPS.removeprefix("import time; "), str(tmp_path / "made"))
@@ -282,3 +282,45 @@ def test_the_log_folder_of_torchrun_goes_with_its_start_and_one_that_the_user_na
 
     assert not own.exists()
     assert named.exists()
+
+
+# Marks of workers
+
+
+def marked_sleep(mark: str, *before: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([*before, "sleep", "60"], env={**os.environ, WORKER_MARK: mark}, start_new_session=True)
+    while process.pid not in process_tree.find_marked(WORKER_MARK, mark):  # a fork has no environment of its own yet
+        time.sleep(0.005)
+    return process
+
+
+def test_what_carries_a_mark_is_killed_and_another_mark_is_left_alone():
+    own, other = marked_sleep(f"{os.getpid()}.a-1."), marked_sleep(f"{os.getpid()}.a-12.")
+
+    assert process_tree.end_marked(WORKER_MARK, f"{os.getpid()}.a-1.") == 1
+
+    assert own.wait(60) == -signal.SIGKILL
+    assert process_tree.find_marked(WORKER_MARK, f"{os.getpid()}.a-") == [other.pid]
+    other.kill()
+    other.wait()
+
+
+def test_descendants_are_found_through_a_session_of_their_own():
+    shell = marked_sleep(f"{os.getpid()}.b-1.", "setsid", "-w", "bash", "-c", "sleep 60 & wait", "bash")
+    while len(found := process_tree.find_descendants(shell.pid)) < 2:
+        time.sleep(0.005)
+
+    assert all(shell.pid in process_tree.find_ancestors(pid) for pid in found)
+    process_tree.end_marked(WORKER_MARK, f"{os.getpid()}.b-1.")
+    shell.wait()
+
+
+def test_the_program_ends_what_is_marked_once_its_input_ends():
+    sleeper = marked_sleep(f"{os.getpid()}.c-1.")
+    words = [sys.executable, "-I", "-S", process_tree.__file__, "marked", WORKER_MARK, f"{os.getpid()}.c-"]
+    program = subprocess.Popen(words, stdin=subprocess.PIPE)
+    assert sleeper.poll() is None
+
+    program.communicate()
+
+    assert sleeper.wait(60) == -signal.SIGKILL

@@ -19,7 +19,7 @@ ORDER = {
     "testing run diagnosis exploration actions decorator planning guard output cli pytest_plugin lightning "
     "transformers __main__",
     "host": "blas_threads clocks secret_values logs locks json_files accelerators emulation "
-    "torch_interfaces machine contention",
+    "torch_interfaces machine process_tree contention",
     "emulated_gpu": "cuda_torch libraries environment",
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command job_variant config sections dialects "
@@ -27,7 +27,7 @@ ORDER = {
     "measurement": "statistics depth_extrapolation interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",
-    "command": "observer reports timing verdicts failures reaper processes device_use attach probe_folder watch "
+    "command": "observer reports timing verdicts failures processes device_use attach probe_folder watch "
     "open_start runner",
     "run": "bottleneck parallel_result lengths_result settings_result result journal run_directory selection "
     "fingerprint events event_records",

@@ -84,7 +84,7 @@ def _watch_host(folder):
             sys.executable,
             "-I",
             "-S",
-            os.path.join(folder, "bexplore_reaper.py"),
+            os.path.join(folder, "bexplore_process_tree.py"),
             "host",
             os.path.dirname(folder),
         ]

@@ -1,4 +1,4 @@
-"""The processes of a start: which of them launch ranks, and what is left of them."""
+"""The processes of a start: which of them are its own, and what is left of them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,8 @@ import psutil
 import pytest
 
 from bexplore.command.processes import Start
-from bexplore.command.reaper import program_of
 
 SLEEPS = "import time; time.sleep(60)"
-
-
-@pytest.mark.parametrize(
-    ("words", "program"),
-    [
-        (["/opt/venv/bin/torchrun", "train.py"], "torchrun"),
-        (["/opt/venv/bin/python3.11", "/opt/venv/bin/torchrun", "train.py"], "torchrun"),
-        (["python", "-u", "-X", "dev", "-m", "torch.distributed.run", "train.py"], "torch.distributed.run"),
-        (["python", "train.py", "-m", "torch.distributed.run"], "train.py"),
-        (["python", "-c", "code", "torchrun"], ""),
-        (["bash", "-c", "torchrun train.py"], "bash"),
-        (["srun", "-n", "2", "python", "train.py"], "srun"),
-        ([], ""),
-    ],
-)
-def test_a_program_is_that_of_the_command_line_or_of_its_python(words, program):
-    assert program_of(words) == program
 
 
 @pytest.fixture

@@ -1,12 +1,17 @@
-"""Ends all that a start of the user's command has begun; also a program of its own, which outlives a killed explorer.
+"""The processes of a tree: found by their mark and their ancestor, whatever they did to get away, stopped and ended.
 
-`reaper.py run FOLDER EXPLORER` is the parent of the command on the explorer's host. Every orphan below it becomes its
-child (PR_SET_CHILD_SUBREAPER, prctl(2)), so that it finds what has left its session, its parent and its environment,
-too. It ends all of that when its standard input ends, as it does when the explorer is killed, or when the explorer is
-no longer its parent.
+Compiler pools and launchers start sessions of their own, and a process that is killed leaves its children behind: the
+kernel's own means (process groups, death signals) reach neither. The file is also a program, which ends a tree when the
+explorer is killed:
 
-`reaper.py host FOLDER` does the same on another host, where the first Python process of a start begins it. It finds
-processes by their environment, and ends them when the file `life` is filled or gone.
+`process_tree.py marked VARIABLE MARK` waits until its standard input ends, and then ends what carries the mark.
+
+`process_tree.py run FOLDER EXPLORER` is the parent of a command on the explorer's host. Every orphan below it becomes
+its child (PR_SET_CHILD_SUBREAPER, prctl(2)), so that it finds what has left its session, its parent and its
+environment, too. It ends all of that when its standard input ends, or when the explorer is no longer its parent.
+
+`process_tree.py host FOLDER` does the same on another host, where the first Python process of a start begins it. It
+finds processes by their environment, and ends them when the file `life` is filled or gone.
 
 The standard library alone, Python 3.8 and newer: the file is copied into the folder of a start, whose processes may
 have a Python of their own.
@@ -25,7 +30,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-MARK = "BEXPLORE_PROBE"  # variable that names the folder of the start, in every process of it
+# Variables that mark processes: the folder of the start of a command, and `<explorer's mark>-<number of the worker>`.
+PROBE_MARK, WORKER_MARK = "BEXPLORE_PROBE", "BEXPLORE_WORKER"
 OBSERVER, OUTPUT = "observer", "output"  # folders of a start that go with it
 LIFE = "life"  # file beside the observer: empty while the explorer lives
 # Seconds that launchers get to end by themselves once their ranks have ended, then by SIGTERM, and that all get to end
@@ -33,6 +39,7 @@ LIFE = "life"  # file beside the observer: empty while the explorer lives
 LIMITS_S = (4.0, 5.0, 5.0)
 # The same where the explorer was killed: nothing of a start outlives it by 5 s.
 ORPHANED_LIMITS_S = (1.0, 1.5, 1.5)
+_MARKED_ROUNDS_S = (0.0, 0.1, 0.5, 1.0, 2.0)  # pauses before each search: a process may be starting another just now
 _POLL_S = 0.05
 _LOOK_S = 1.0  # between two looks for the explorer, should a fork of it hold the other end of the pipe open
 _HOST_LOOK_S = 0.5
@@ -61,8 +68,8 @@ _OPTIONS_WITH_VALUE = ("-W", "-X")  # of Python
 _STOP_ROUNDS = 3
 
 
-class Processes:
-    """The processes of one start on this host, whoever their parent is now.
+class ProcessTree:
+    """The processes of one start of a command on this host, whoever their parent is now.
 
     A launcher that carries PYTHONPATH alone (DeepSpeed's, by ssh) leaves the mark behind, but not the observer; what
     clears its environment stays a descendant of the reaper.
@@ -73,12 +80,12 @@ class Processes:
     """
 
     def __init__(self, folder: str, reaper: int | None) -> None:
-        self._marks = f"{MARK}={folder}\0", os.path.join(folder, OBSERVER)  # noqa: PTH118 - text, as it stands there
+        self._marks = f"{PROBE_MARK}={folder}\0", os.path.join(folder, OBSERVER)  # noqa: PTH118 - text, as it stands there
         self.reaper = reaper
         self._known: dict[int, str] = {}  # process id -> the time at which it started
         self._seen: set[int] = set()  # the process ids of those that have ended too
         self._log_folders: set[str] = set()
-        self._shared_before = _shared_memory()
+        self._shared_before = _list_shared_memory()
 
     def alive(self) -> list[int]:
         """Return the process ids of those that run.
@@ -86,24 +93,16 @@ class Processes:
         A process that was found once counts until it is gone: one that is ending has no environment any more, and may
         still hold memory of a device.
         """
-        parents = {pid: parent_of(pid) for pid in _pids() if pid not in (os.getpid(), self.reaper)}
+        parents = {pid: read_parent(pid) for pid in list_pids() if pid not in (os.getpid(), self.reaper)}
         for pid in parents:
-            environment = environment_of(pid)
-            if any(mark in environment for mark in self._marks) or self._descends(pid, parents):
-                self._known[pid] = started(pid)
+            environment = read_environment(pid)
+            is_below = self.reaper is not None and _descends(pid, self.reaper, parents)
+            if is_below or any(mark in environment for mark in self._marks):
+                self._known[pid] = read_start_time(pid)
                 self._seen.add(pid)
-                self._log_folders |= _log_folders(environment)
-        self._known = {pid: at for pid, at in self._known.items() if at and started(pid) == at}
+                self._log_folders |= _find_log_folders(environment)
+        self._known = {pid: at for pid, at in self._known.items() if at and read_start_time(pid) == at}
         return sorted(self._known)
-
-    def _descends(self, pid: int, parents: dict[int, int]) -> bool:
-        if self.reaper is None:
-            return False
-        seen = set()
-        while pid in parents and pid not in seen:
-            seen.add(pid)
-            pid = parents[pid]
-        return pid == self.reaper
 
     def end(
         self,
@@ -124,9 +123,12 @@ class Processes:
             release: Lets them leave.
         """
         leave_s, term_s, kill_s = limits_s
-        shared, folders = self._segments(), self._socket_folders()
+        shared, folders = self._find_segments(), self._find_socket_folders()
         self.signal(lambda pid: pid not in ranks, signal.SIGSTOP)
-        shared, folders = shared | self._segments(), folders | self._socket_folders()  # made until they stopped
+        shared, folders = (
+            shared | self._find_segments(),
+            folders | self._find_socket_folders(),
+        )  # made until they stopped
         release()
         if ranks:
             self._wait(lambda pid: pid in ranks or is_launcher(pid), leave_s)
@@ -134,31 +136,31 @@ class Processes:
         self._wait(is_launcher, leave_s / 4)
         for number, wait_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
             for pid in self.alive():
-                _kill(pid, number)
+                send_signal(pid, number)
             if self._wait(lambda pid: True, wait_s):
                 break
-        for path in (shared - self._shared_before) | {path for path in _shared_memory() if self._named(path)}:
+        for path in (shared - self._shared_before) | {path for path in _list_shared_memory() if self._is_named(path)}:
             Path(path).unlink(missing_ok=True)
         for path in folders | self._log_folders:
             shutil.rmtree(path, ignore_errors=True)
         return self.alive()
 
-    def _segments(self) -> set[str]:
+    def _find_segments(self) -> set[str]:
         """Return the segments of shared memory that the processes map or hold open."""
         pids = self.alive()
-        mapped = {word for pid in pids for word in read_of(pid, "maps").split()}
-        return {path for path in mapped.union(*map(_open_files, pids)) if path.startswith(f"{SHARED_MEMORY}/")}
+        mapped = {word for pid in pids for word in read_file(pid, "maps").split()}
+        return {path for path in mapped.union(*map(_list_open_files, pids)) if path.startswith(f"{SHARED_MEMORY}/")}
 
-    def _socket_folders(self) -> set[str]:
+    def _find_socket_folders(self) -> set[str]:
         """Return the temporary folders that were made for a socket that the processes hold."""
         pids = self.alive()
-        held = set().union(*map(_open_files, pids))
-        lines = {line for pid in pids for line in read_of(pid, "net/unix").splitlines()[1:]}  # each has its network
+        held = set().union(*map(_list_open_files, pids))
+        lines = {line for pid in pids for line in read_file(pid, "net/unix").splitlines()[1:]}  # each has its network
         bound = (line.split(None, 7) for line in lines)  # the number of a socket stands before its path
         folders = {os.path.dirname(words[7]) for words in bound if len(words) > 7 and f"socket:[{words[6]}]" in held}  # noqa: PTH120
         return {path for path in folders if os.path.basename(path).startswith(_SOCKET_FOLDERS)}  # noqa: PTH119
 
-    def _named(self, path: str) -> bool:
+    def _is_named(self, path: str) -> bool:
         """Return whether a segment has the process id of one of them in its name, as those of torch have."""
         numbers = re.split(r"[_.-]", os.path.basename(path))  # noqa: PTH119 - text
         return any(str(pid) in numbers for pid in self._seen)
@@ -169,7 +171,7 @@ class Processes:
         for _ in range(_STOP_ROUNDS):
             found = {pid for pid in self.alive() if is_meant(pid) and not is_launcher(pid)} - done
             for pid in found:
-                _kill(pid, number)
+                send_signal(pid, number)
             if not found:
                 return
             done |= found
@@ -185,7 +187,7 @@ class Processes:
             time.sleep(_POLL_S)
 
 
-def program_of(words: Sequence[str]) -> str:
+def find_program(words: Sequence[str]) -> str:
     """Return the name of the program of a command line: of a Python its script or its module; empty for code."""
     if not words or not Path(words[0]).name.startswith("python"):
         return Path(words[0]).name if words else ""
@@ -201,33 +203,33 @@ def program_of(words: Sequence[str]) -> str:
 
 
 def is_launcher(pid: int) -> bool:
-    """Return whether a process starts ranks and runs no code of the user."""
-    return program_of(read_of(pid, "cmdline").split("\0")) in LAUNCHERS
+    """Return whether a process starts ranks, and runs no code of the user."""
+    return find_program(read_file(pid, "cmdline").split("\0")) in LAUNCHERS
 
 
-def environment_of(pid: int) -> str:
+def read_environment(pid: int) -> str:
     """Return the environment with which a process was started, each variable ended by a zero; empty if unknown."""
-    return read_of(pid, "environ") + "\0"
+    return read_file(pid, "environ") + "\0"
 
 
-def started(pid: int) -> str:
+def read_start_time(pid: int) -> str:
     """Return when a process started, in the kernel's ticks; empty for one that has ended.
 
     One that only waits to be reaped has ended, unless threads of it still do.
     """
-    fields = _stat(pid)
-    if not fields or (fields[0] in "ZX" and _num_threads(pid) <= 1):
+    fields = _read_stat(pid)
+    if not fields or (fields[0] in "ZX" and _count_threads(pid) <= 1):
         return ""
     return fields[19]
 
 
-def parent_of(pid: int) -> int:
+def read_parent(pid: int) -> int:
     """Return the process id of the parent; 0 for a process that is gone."""
-    fields = _stat(pid)
+    fields = _read_stat(pid)
     return int(fields[1]) if fields else 0
 
 
-def read_of(pid: int, name: str) -> str:
+def read_file(pid: int, name: str) -> str:
     """Return a file of a process in /proc; empty where it is gone, or another user's."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="surrogateescape")
@@ -235,7 +237,7 @@ def read_of(pid: int, name: str) -> str:
         return ""
 
 
-def place() -> str:
+def read_namespace() -> str:
     """Return the name of the processes that see one another: those of one kernel and one namespace of process ids."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/pid").readlink())
@@ -243,54 +245,70 @@ def place() -> str:
         return os.uname().nodename
 
 
-def left_by_others(run_dir: str) -> Iterator[tuple[str, Processes]]:
-    """Yield each start of a run whose explorer is gone, and its processes; wait for the reapers that end theirs.
-
-    Explorers may share a run: what belongs to one that lives is left alone.
-    """
-    limit_s = time.monotonic() + 2 * sum(ORPHANED_LIMITS_S)
-    while any(not lives for _, lives in _reapers()) and time.monotonic() < limit_s:
-        time.sleep(_POLL_S)
-    lead, cared_for = f"{MARK}={run_dir}{os.sep}", {folder for folder, _ in _reapers()}
-    found = {one[len(MARK) + 1 :] for pid in _pids() for one in environment_of(pid).split("\0") if one.startswith(lead)}
-    for folder in sorted(found - cared_for):
-        processes = Processes(folder, None)
-        if processes.alive():
-            yield folder, processes
+def find_marked(variable: str, start: str) -> list[int]:
+    """Return the ids of other processes whose mark begins like this; empty where the system has no /proc."""
+    lead = f"\0{variable}={start}"
+    others = (pid for pid in list_pids() if pid != os.getpid())
+    return [pid for pid in others if lead in "\0" + read_environment(pid)]
 
 
-def _reapers() -> Iterator[tuple[str, bool]]:
-    """Yield the folder of each start that has a reaper on this host, and whether its explorer lives."""
-    for pid in _pids():
-        words = read_of(pid, "cmdline").split("\0")
-        if "run" in words[:-3] and Path(words[words.index("run") - 1]).name.endswith("reaper.py"):
-            folder, explorer = words[words.index("run") + 1 : words.index("run") + 3]
-            if started(pid):
-                yield folder, str(parent_of(pid)) == explorer
+def end_marked(variable: str, start: str) -> int:
+    """Kill the processes whose mark begins like this; return how many there were."""
+    found = find_marked(variable, start)
+    for pid in found:
+        send_signal(pid, signal.SIGKILL)
+    return len(found)
 
 
-def _pids() -> list[int]:
+def find_ancestors(pid: int) -> set[int]:
+    """Return the process ids of the parent, its parent and so on."""
+    found: set[int] = set()
+    while (pid := read_parent(pid)) and pid not in found:
+        found.add(pid)
+    return found
+
+
+def find_descendants(pid: int) -> list[int]:
+    """Return the process ids of the children, their children and so on."""
+    parents = {one: read_parent(one) for one in list_pids()}
+    return [one for one in parents if _descends(one, pid, parents)]
+
+
+def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
+    seen = set()
+    while pid in parents and pid not in seen:
+        seen.add(pid)
+        pid = parents[pid]
+        if pid == ancestor:
+            return True
+    return False
+
+
+def list_pids() -> list[int]:
+    """Return the process ids of this host, or of this container; empty where the system has no /proc."""
+    if not os.path.isdir("/proc"):  # noqa: PTH112
+        return []
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - read once a second
 
 
-def _stat(pid: int) -> list[str]:
-    return read_of(pid, "stat").rpartition(")")[2].split()
+def _read_stat(pid: int) -> list[str]:
+    return read_file(pid, "stat").rpartition(")")[2].split()
 
 
-def _num_threads(pid: int) -> int:
+def _count_threads(pid: int) -> int:
     try:
         return len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
     except OSError:
         return 0
 
 
-def _shared_memory() -> set[str]:
+def _list_shared_memory() -> set[str]:
     """Return the named segments of shared memory, which outlive the processes that made them."""
     folder = Path(SHARED_MEMORY)
     return {str(path) for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def _open_files(pid: int) -> Iterator[str]:
+def _list_open_files(pid: int) -> Iterator[str]:
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
             with contextlib.suppress(OSError):  # it was closed meanwhile
@@ -299,17 +317,18 @@ def _open_files(pid: int) -> Iterator[str]:
         return  # it ended meanwhile, or is another user's
 
 
-def _log_folders(environment: str) -> set[str]:
+def _find_log_folders(environment: str) -> set[str]:
     named = (word[len(_ERROR_FILE) :] for word in environment.split("\0") if word.startswith(_ERROR_FILE))
     above = (path for name in named for path in Path(name).parents)
     return {str(path) for path in above if path.name.startswith(_LOG_FOLDER)}
 
 
-def _kill(pid: int, number: signal.Signals) -> None:
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal; nothing where the process has ended, or is another user's."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        pass  # it ended meanwhile, or is another user's, and is reported as left
+        pass  # what is left is reported
 
 
 def _adopt_orphans() -> None:
@@ -318,7 +337,7 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-def _told_words() -> list[bytes]:
+def _read_command() -> list[bytes]:
     """Return the command, which standard input begins with: its length, and its words with a zero after each."""
     with os.fdopen(os.dup(0), "rb", buffering=0) as stream:
         length, read = b"", b""
@@ -335,14 +354,23 @@ def _told_words() -> list[bytes]:
     return read.split(b"\0")[:-1]
 
 
+def watch_marked(variable: str, start: str) -> None:
+    """Wait for the end of standard input, as when the explorer is killed; then end what it has marked."""
+    while os.read(0, 4096):
+        pass
+    for pause_s in _MARKED_ROUNDS_S:
+        time.sleep(pause_s)
+        end_marked(variable, start)
+
+
 def run(folder: str, explorer: int) -> None:
     """Start the command; tell how that and it ended; end all of its processes where the explorer is gone."""
     import select
     import subprocess
 
     _adopt_orphans()
-    processes = Processes(folder, os.getpid())
-    words = _told_words()
+    processes = ProcessTree(folder, os.getpid())
+    words = _read_command()
     if not words:
         return
     ended, wake = os.pipe()
@@ -418,7 +446,7 @@ def watch_host(folder: str) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)
-    processes, idle_s = Processes(folder, None), 0.0
+    processes, idle_s = ProcessTree(folder, None), 0.0
     while idle_s < _HOST_IDLE_S:
         if _is_over(folder):
             processes.end(limits_s=ORPHANED_LIMITS_S)
@@ -426,7 +454,7 @@ def watch_host(folder: str) -> None:
         time.sleep(_HOST_LOOK_S)
         idle_s = 0.0 if processes.alive() else idle_s + _HOST_LOOK_S
     try:
-        Path(folder, OBSERVER, f"watched-{place()}").unlink()
+        Path(folder, OBSERVER, f"watched-{read_namespace()}").unlink()
     except OSError:
         pass  # the start is over
 
@@ -440,7 +468,9 @@ def _is_over(folder: str) -> bool:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "run":
+    if sys.argv[1] == "marked":
+        watch_marked(sys.argv[2], sys.argv[3])
+    elif sys.argv[1] == "run":
         run(sys.argv[2], int(sys.argv[3]))
     else:
         watch_host(sys.argv[2])
