@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bexplore.config.dialects.numbers import Numbers
+from bexplore.config.dialects.family import Numbers
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
 from bexplore.config.document import document
 from bexplore.config.document.document import Problems

@@ -12,8 +12,7 @@ from benchmarks.engine_cost import OURS, SWEEP, beats_every_rival, finders, sums
 from benchmarks.search_problems import IN_TURNS
 from benchmarks.search_total_cost import AS_IT_WORKS, EACH_COMPILED
 from bexplore.config.dialects.families import FAMILIES
-from bexplore.config.dialects.family import Keys
-from bexplore.config.dialects.launchers import launched
+from bexplore.config.dialects.family import Keys, launched
 from bexplore.config.document.values import Values
 from bexplore.measurement.statistics import paired_ratio
 

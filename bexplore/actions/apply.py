@@ -15,7 +15,7 @@ from bexplore.config.config import Config
 from bexplore.config.document.document import dotted_path
 from bexplore.config.document.values import Values
 from bexplore.config.document.writer import fragment, values_of, with_value, without_section
-from bexplore.config.job_variant import has_value, key_path, value_of
+from bexplore.config.sections.variants import has_value, key_path, value_of
 from bexplore.errors import UserInputError
 from bexplore.exploration.loader_lengths import with_loader_lengths
 from bexplore.job import code_digests

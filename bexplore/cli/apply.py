@@ -20,7 +20,7 @@ from bexplore.cli.training_command import (
     overrides_of_command,
     refuse_without_command,
 )
-from bexplore.config.job_variant import name_of
+from bexplore.config.sections.variants import name_of
 from bexplore.errors import UserInputError
 from bexplore.host.secret_values import hidden
 from bexplore.run.run_directory import open_run

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.config import Config
-from bexplore.config.job_variant import changes_training
 from bexplore.config.load import load_config
+from bexplore.config.sections.variants import changes_training
 from bexplore.engine.all_ranks import AllRanksRunner
 from bexplore.engine.process.launcher import external_hint
 from bexplore.engine.process.pool import Workers

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.config import Config
-from bexplore.config.job_variant import changes_training
+from bexplore.config.sections.variants import changes_training
 from bexplore.diagnosis.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
 from bexplore.engine import eager_comparison
 from bexplore.engine.runner import EngineRunner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bexplore.config.job_variant import ARGUMENT, name_of
+from bexplore.config.sections.variants import ARGUMENT, name_of
 from bexplore.run.result import RunResult
 from bexplore.run.settings_result import FrontPoint
 from bexplore.units import format_bytes

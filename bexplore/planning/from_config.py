@@ -7,7 +7,7 @@ from typing import Any
 
 from bexplore.actions.one_shot import trace_once, trace_variants
 from bexplore.config.config import Config
-from bexplore.config.job_variant import changes_training
+from bexplore.config.sections.variants import changes_training
 from bexplore.engine.process.timeouts import Progress
 from bexplore.exploration.memory_budget import gradient_bytes_of
 from bexplore.host.accelerators import device_by_name, published_device

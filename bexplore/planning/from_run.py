@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.config.job_variant import changes_training
+from bexplore.config.sections.variants import changes_training
 from bexplore.errors import UserInputError
 from bexplore.exploration.estimated import estimated
 from bexplore.exploration.memory_budget import gradient_bytes_of

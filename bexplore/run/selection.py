@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.config.job_variant import JobVariant
+from bexplore.config.sections.variants import JobVariant
 from bexplore.host.json_files import read_json
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import Job

@@ -22,8 +22,8 @@ ORDER = {
     "torch_interfaces machine process_tree contention",
     "emulated_gpu": "cuda_torch libraries environment",
     "job": "batching lengths job",
-    "config": "training_step document code_keys field_types schema command job_variant config sections dialects "
-    "json_schema starter load",
+    "config": "training_step document code_keys field_types schema command sections config dialects json_schema "
+    "starter load",
     "measurement": "statistics depth_extrapolation interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",

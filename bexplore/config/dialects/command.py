@@ -22,8 +22,7 @@ from bexplore.config.command import (
     unknown_placeholders,
 )
 from bexplore.config.config import Config, Request, RequestKind
-from bexplore.config.dialects.launchers import LAUNCHERS, launched
-from bexplore.config.dialects.numbers import Numbers
+from bexplore.config.dialects.family import LAUNCHERS, Numbers, launched
 from bexplore.config.dialects.recognition import FamilyFile
 from bexplore.config.document.document import Document, Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted

@@ -1,15 +1,67 @@
-"""A family of training configurations: the keys of its numbers, its own rules, and its usual command."""
+"""A family of training configurations: the keys of its numbers, its own rules, its usual command and its launchers."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from bexplore.config.dialects.numbers import Numbers
 from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.values import Values
+
+# The factors of the global batch, with their names for people.
+_FACTORS = {"micro_batch_size": "micro-batch", "accumulation": "accumulation", "num_replicas": "replicas"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """The numbers of a file; None for one that it leaves open.
+
+    Attributes:
+        micro_batch_size: Samples of one replica in one pass.
+        accumulation: Micro-batches of one replica in one optimizer step.
+        num_replicas: Data-parallel replicas.
+        global_batch_size: Samples of one optimizer step over all replicas.
+        sequence_length: Tokens of a sample.
+    """
+
+    micro_batch_size: int | None = None
+    accumulation: int | None = None
+    num_replicas: int | None = None
+    global_batch_size: int | None = None
+    sequence_length: int | None = None
+
+    def solved(self) -> Numbers:
+        """Return the numbers with the one that follows from the others: global = micro x accumulation x replicas.
+
+        A division that leaves a remainder is not made: `conflict` describes it.
+        """
+        known, total = self._factors(), self.global_batch_size
+        product, missing = math.prod(known.values()), _FACTORS.keys() - known.keys()
+        if total is None and not missing and product:
+            return dataclasses.replace(self, global_batch_size=product)
+        if total and len(missing) == 1 and product and total % product == 0:
+            return dataclasses.replace(self, **{missing.pop(): total // product})
+        return self
+
+    def conflict(self) -> str:
+        """Return why the numbers exclude each other; empty where they do not."""
+        known, total = self._factors(), self.global_batch_size
+        if total is None or not known:
+            return ""
+        product, is_whole = math.prod(known.values()), len(known) == len(_FACTORS)
+        if product == total if is_whole else total % product == 0:
+            return ""
+        shown = " x ".join(f"{_FACTORS[name]} {number}" for name, number in known.items())
+        return f"the global batch {total} is {'not' if is_whole else 'no multiple of'} {shown}"
+
+    def _factors(self) -> dict[str, int]:
+        """Return the factors of the global batch that are known."""
+        return {name: number for name in _FACTORS if (number := getattr(self, name)) is not None}
+
 
 # A dotted path, or alternatives of which the first that is present counts.
 Keys: TypeAlias = tuple[str, ...]
@@ -117,3 +169,29 @@ class Family:
     def evidence(self, values: Values, suffix: str) -> tuple[str, ...]:
         """Return the keys that show the family; empty where the file is of another."""
         return next(filter(None, (one.evidence(values, suffix) for one in self.signatures)), ())
+
+
+LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed", "srun")
+
+
+def launched(launcher: str, num_processes: int, program: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words that start a program on one host.
+
+    Args:
+        launcher: One of `LAUNCHERS`.
+        num_processes: Processes to start.
+        program: A script or `-m` and a module, with arguments.
+
+    Source: the command lines of torch.distributed.run, accelerate launch, deepspeed and Slurm's srun.
+    """
+    count = str(num_processes)
+    is_module = program[0] == "-m"
+    if launcher == "torchrun":
+        return ("torchrun", "--standalone", "--nproc-per-node", count, *program)
+    if launcher == "accelerate":
+        return ("accelerate", "launch", "--num_processes", count, *program)
+    if launcher == "deepspeed":
+        return ("deepspeed", "--num_gpus", count, *(("--module", *program[1:]) if is_module else program))
+    if launcher == "srun":
+        return ("srun", "--ntasks", count, "python", *program)
+    return ("python", *program)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bexplore.config.dialects.families import FAMILIES
-from bexplore.config.dialects.family import Family, Keys, Remainder
-from bexplore.config.dialects.numbers import Numbers
+from bexplore.config.dialects.family import Family, Keys, Numbers, Remainder
 from bexplore.config.document.document import Document, Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.document.values import Values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bexplore.config.job_variant import name_of
+from bexplore.config.sections.variants import name_of
 from bexplore.measurement.probe import Observation, Outcome
 from bexplore.output.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
 from bexplore.output.report.report_data import ReportData

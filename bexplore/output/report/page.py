@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from bexplore import __version__
-from bexplore.config.job_variant import name_of
+from bexplore.config.sections.variants import name_of
 from bexplore.diagnosis.bottlenecks import (
     Bottleneck,
     JobEvidence,

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from bexplore.actions import one_shot
-from bexplore.config.job_variant import JobVariant
+from bexplore.config.sections.variants import JobVariant
 from bexplore.errors import UserInputError
 from bexplore.exploration import variants
 from bexplore.exploration.variants import expected, operations_over_file, select, trace_all

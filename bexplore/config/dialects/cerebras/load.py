@@ -29,10 +29,9 @@ from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.schema import ExploreSettings, read_settings
 from bexplore.config.sections.lengths import with_lengths
-from bexplore.config.sections.parallelism import read_parallelism
 from bexplore.config.sections.values import as_number, is_number, notice_near_misses, read_flag, read_positive
 from bexplore.config.sections.variants import find_variants, read_axes
-from bexplore.config.sections.workload import described_job, workload_job
+from bexplore.config.sections.workload import described_job, read_parallelism, workload_job
 from bexplore.job import Job, Mode, Parallelism, Precision
 
 SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig", "trainer")

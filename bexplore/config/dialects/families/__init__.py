@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bexplore.config.dialects.families.deepspeed import ACCELERATE, DEEPSPEED, GPT_NEOX
-from bexplore.config.dialects.families.lightning import LIGHTNING_CLI, LITGPT
-from bexplore.config.dialects.families.megatron import MEGATRON_BRIDGE, MEGATRON_LM, NANOTRON, NEMO
-from bexplore.config.dialects.families.mosaic import COMPOSER, OLMO, OLMO_CORE
-from bexplore.config.dialects.families.pytorch import TORCHTITAN, TORCHTUNE
+from bexplore.config.dialects.families.megatron import (
+    ACCELERATE,
+    DEEPSPEED,
+    GPT_NEOX,
+    MEGATRON_BRIDGE,
+    MEGATRON_LM,
+    NANOTRON,
+    NEMO,
+)
+from bexplore.config.dialects.families.pytorch import (
+    COMPOSER,
+    LIGHTNING_CLI,
+    LITGPT,
+    OLMO,
+    OLMO_CORE,
+    TORCHTITAN,
+    TORCHTUNE,
+)
 from bexplore.config.dialects.families.transformers import AXOLOTL, LLAMA_FACTORY, LLAMA_FACTORY_V1, TRANSFORMERS, TRL
 from bexplore.config.dialects.family import Family
 

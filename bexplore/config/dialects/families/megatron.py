@@ -1,19 +1,23 @@
-"""Trainers with Megatron's numbers: a micro-batch of one data-parallel replica, and model-parallel degrees beside it.
+"""Trainers with Megatron's or DeepSpeed's numbers: a micro-batch of one data-parallel replica.
 
 Megatron-LM, Megatron-Bridge and NeMo 1.x (Hydra) derive the accumulation from the global batch, with one rule; nanotron
 has the accumulation, and derives the global batch.
+
+DeepSpeed's numbers stand in its JSON, at the top of GPT-NeoX's files, and below `deepspeed_config` of accelerate's:
+`train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x world size`. `"auto"` is not a
+search: Transformers and accelerate copy the value from their arguments.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
-from bexplore.config.dialects.family import Family, Program, Signature
-from bexplore.config.dialects.numbers import Numbers
+from bexplore.config.dialects.family import Family, Numbers, Program, Signature
 from bexplore.config.document.values import Values
 
 
-def _rules(numbers: Numbers, values: Values) -> Iterator[str]:
+def _rules_of_megatron(numbers: Numbers, values: Values) -> Iterator[str]:
     """Yield the objection of Megatron's calculator of micro-batches.
 
     Source: megatron.core.num_microbatches_calculator: ConstantNumMicroBatchesCalculator.
@@ -44,7 +48,7 @@ MEGATRON_BRIDGE = Family(
         *("model.expert_model_parallel_size", "model.sequence_parallel", "mixed_precision"),
         *("ddp", "optimizer.use_distributed_optimizer"),
     ),
-    rules=_rules,
+    rules=_rules_of_megatron,
     note="give the data-parallel size as --replicas",
 )
 
@@ -74,7 +78,7 @@ MEGATRON_LM = Family(
             )
         ),
     ),
-    rules=_rules,
+    rules=_rules_of_megatron,
     note="-- torchrun ... pretrain_gpt.py --yaml-cfg {config}; give the data-parallel size as --replicas",
 )
 
@@ -103,7 +107,7 @@ NEMO = Family(
         *("model.activations_checkpoint_num_layers", "model.sequence_parallel", "model.megatron_amp_O2"),
         *("model.hidden_size", "model.num_layers", "model.optim.name"),
     ),
-    rules=_rules,
+    rules=_rules_of_megatron,
     note="replicas: trainer.devices x trainer.num_nodes over the model-parallel sizes",
 )
 
@@ -123,4 +127,84 @@ NANOTRON = Family(
     ),
     program=lambda values, num_processes: Program(launched=("run_train.py", "--config-file", "{config}")),
     note="started by torchrun from nanotron's folder",
+)
+
+
+_NEOX = ("num_layers", "hidden_size", "num_attention_heads")
+_with_numbers = functools.partial(
+    Family,
+    micro_batch_size=("train_micro_batch_size_per_gpu",),
+    global_batch_size=("train_batch_size",),
+    accumulation=("gradient_accumulation_steps",),
+)
+
+
+def _rules_of_deepspeed(numbers: Numbers, values: Values) -> Iterator[str]:
+    if values.get("fp16.enabled") is True and values.get("bf16.enabled") is True:
+        yield "fp16 and bf16 are both enabled: DeepSpeed's configuration asserts that one of them is"
+    stage = values.get("zero_optimization.stage")
+    if stage is not None and stage != "auto" and stage not in (0, 1, 2, 3):
+        yield f"zero_optimization.stage is {stage}; DeepSpeed has 0, 1, 2 and 3"
+    if values.get("train_batch_size") is None and values.get("train_micro_batch_size_per_gpu") is None:
+        yield (
+            "none of train_batch_size and train_micro_batch_size_per_gpu is given: DeepSpeed's configuration asserts "
+            "that one of them is"
+        )
+
+
+DEEPSPEED = _with_numbers(
+    name="deepspeed",
+    title="DeepSpeed",
+    source="deepspeed.runtime.config: DeepSpeedConfig._configure_train_batch_size and _batch_assertion",
+    signatures=(
+        Signature(any_of=("train_micro_batch_size_per_gpu", "train_batch_size"), none_of=_NEOX),
+        Signature(
+            all_of=("zero_optimization",),
+            any_of=("zero_optimization.stage", "fp16", "bf16", "gradient_clipping"),
+            none_of=_NEOX,
+        ),
+        Signature(any_of=("zero_optimization.stage",), none_of=_NEOX),
+    ),
+    memory=("zero_optimization", "fp16", "bf16", "amp", "activation_checkpointing", "optimizer", "tensor_parallel"),
+    probing={"autotuning.enabled": False, "elasticity.enabled": False},
+    rules=_rules_of_deepspeed,
+    note="auto there means: copied from the arguments of Transformers or accelerate",
+)
+
+GPT_NEOX = _with_numbers(
+    name="gpt-neox",
+    title="GPT-NeoX",
+    source="megatron.neox_arguments: NeoXArgs.calculate_batch_parameters and check_batch_parameters",
+    signatures=(
+        Signature(
+            any_of=("train_micro_batch_size_per_gpu", "train_batch_size", "pipe_parallel_size", "pos_emb"),
+            all_of=("num_layers", "hidden_size"),
+        ),
+        Signature(all_of=("train_micro_batch_size_per_gpu",), any_of=("train_iters", "seq_length")),
+    ),
+    sequence_length=("seq_length",),
+    output_dir=("save",),
+    memory=(
+        *("checkpoint_activations", "checkpoint_num_layers", "partition_activations", "pipe_parallel_size"),
+        *("model_parallel_size", "zero_optimization", "fp16", "bf16", "precision", "hidden_size"),
+        *("num_layers", "attention_config"),
+    ),
+    program=lambda values, num_processes: Program(words=("python", "deepy.py", "train.py", "{config}")),
+    note="name your other files behind the command: -- python deepy.py train.py {config} local_setup.yml",
+)
+
+ACCELERATE = Family(
+    name="accelerate",
+    title="accelerate",
+    source="accelerate.commands.config.config_args: ClusterConfig",
+    signatures=(
+        Signature(all_of=("distributed_type",), any_of=("compute_environment", "num_processes", "mixed_precision")),
+        Signature(all_of=("compute_environment",), any_of=("num_processes", "mixed_precision", "machine_rank")),
+    ),
+    micro_batch_size=("deepspeed_config.train_micro_batch_size_per_gpu",),
+    accumulation=("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps"),
+    replicas=(("num_processes",),),
+    memory=("distributed_type", "mixed_precision", "deepspeed_config", "fsdp_config", "parallelism_config"),
+    note="the size stands in the script's arguments: "
+    "-- accelerate launch --config_file {config} train.py --batch-size {micro_batch_size}",
 )

@@ -1,16 +1,18 @@
-"""PyTorch's own trainers: torchtitan's TOML with a section `training`, torchtune's recipes with `_component_` entries.
+"""Trainers of PyTorch modules: torchtitan, torchtune, Composer with llm-foundry, OLMo, LitGPT and the Lightning CLI.
 
-With torchtitan a global batch of -1 is the local one of all replicas; with torchtune the global batch follows from
-batch size and accumulation.
+torchtitan: a global batch of -1 is the local one of all replicas. torchtune: the global batch follows from batch size
+and accumulation. Composer and OLMo: the accumulation follows from the global batch, with Composer an uneven one, too;
+OLMo-core counts tokens instead of samples. LitGPT derives the accumulation, without a check that it divides. Lightning
+CLI: devices and hosts multiply to the replicas, and the batch size is an argument of the user's own data or model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from bexplore.config.dialects.family import Family, Program, Signature
-from bexplore.config.dialects.numbers import Numbers
-from bexplore.config.document.values import Values
+from bexplore.config.dialects.family import Family, Numbers, Program, Remainder, Signature
+from bexplore.config.document.reader import KeyPath
+from bexplore.config.document.values import Values, paths_below
 
 
 def _rules_of_torchtitan(numbers: Numbers, values: Values) -> Iterator[str]:
@@ -86,4 +88,170 @@ TORCHTUNE = Family(
     probing={"resume_from_checkpoint": False},
     rules=_rules_of_torchtune,
     program=_program_of_torchtune,
+)
+
+
+def _whole_shares(otherwise: str) -> Callable[[Numbers, Values], Iterator[str]]:
+    """Return the rule that the global batch has a whole share for each device, with what the trainer does otherwise."""
+
+    def rules(numbers: Numbers, values: Values) -> Iterator[str]:
+        total, replicas = numbers.global_batch_size, numbers.num_replicas
+        if total and replicas and total % replicas:
+            yield f"global_train_batch_size {total} is not divisible by the {replicas} devices: {otherwise}"
+
+    return rules
+
+
+COMPOSER = Family(
+    name="composer",
+    title="Composer, llm-foundry",
+    source="llmfoundry.utils.config_utils: calculate_batch_size_info; composer.Trainer: device_train_microbatch_size",
+    signatures=(
+        Signature(
+            any_of=(
+                *("device_train_microbatch_size", "global_train_batch_size", "parameters.device_train_microbatch_size"),
+                *("parameters.global_train_batch_size", "trainer.device_train_microbatch_size"),
+                *("train_loader.global_batch_size", "device_train_grad_accum", "grad_accum"),
+            ),
+        ),
+    ),
+    micro_batch_size=(
+        "device_train_microbatch_size",
+        "parameters.device_train_microbatch_size",
+        "trainer.device_train_microbatch_size",
+    ),
+    global_batch_size=("global_train_batch_size", "parameters.global_train_batch_size"),
+    accumulation=("device_train_grad_accum", "grad_accum"),
+    replicas=(("compute.gpus",),),
+    sequence_length=("max_seq_len", "variables.max_seq_len", "parameters.max_seq_len"),
+    output_dir=("save_folder", "parameters.save_folder"),
+    memory=(
+        *("fsdp_config", "precision", "model", "optimizer", "variables", "parameters.fsdp_config", "parameters.model"),
+    ),
+    remainder=Remainder.SMALLER,
+    rules=_whole_shares("llm-foundry's calculate_batch_size_info raises a ValueError"),
+    program=lambda values, num_processes: Program(
+        words=("composer", "train.py", "{config}"), launched=("train.py", "{config}")
+    ),
+    note="started from llm-foundry's scripts/train; auto halves the size on out-of-memory and is replaced",
+)
+
+OLMO = Family(
+    name="olmo",
+    title="OLMo",
+    source="olmo.config: TrainConfig; scripts/train.py",
+    signatures=(
+        Signature(
+            all_of=("global_train_batch_size",),
+            any_of=("model.d_model", "model.mlp_ratio", "model.mlp_hidden_size"),
+            none_of=("train_loader",),
+        ),
+        Signature(all_of=("device_train_microbatch_size", "model.d_model"), any_of=("model.rope", "save_folder")),
+    ),
+    micro_batch_size=("device_train_microbatch_size",),
+    global_batch_size=("global_train_batch_size",),
+    sequence_length=("model.max_sequence_length",),
+    output_dir=("save_folder",),
+    memory=("model", "activation_checkpointing", "precision", "fsdp", "distributed_strategy", "compile"),
+    rules=_whole_shares("train.py asserts it"),
+    program=lambda values, num_processes: Program(launched=("scripts/train.py", "{config}")),
+)
+
+OLMO_CORE = Family(
+    name="olmo-core",
+    title="OLMo-core",
+    source="olmo_core.train.train_module: TransformerTrainModuleConfig; olmo_core.data: NumpyDataLoaderConfig",
+    signatures=(Signature(any_of=("train_module.rank_microbatch_size", "trainer.rank_microbatch_size")),),
+    micro_batch_size=("train_module.rank_microbatch_size", "trainer.rank_microbatch_size"),
+    global_batch_size=("data_loader.global_batch_size",),
+    sequence_length=("dataset.sequence_length", "train_module.max_sequence_length"),
+    output_dir=("trainer.save_folder",),
+    memory=("model", "train_module.ac_config", "train_module.dp_config", "train_module.compile_model"),
+    counts_tokens=True,
+    note="in tokens: the size times the sequence length",
+)
+
+
+_LITGPT_METHODS = (("lora_r", "finetune_lora"), ("adapter_start_layer", "finetune_adapter"), ("model_name", "pretrain"))
+
+
+def _rules_of_litgpt(numbers: Numbers, values: Values) -> Iterator[str]:
+    total, replicas, micro = numbers.global_batch_size, numbers.num_replicas, numbers.micro_batch_size
+    if total and replicas and total // replicas == 0:
+        yield f"train.global_batch_size {total} is smaller than the {replicas} devices"
+    if total and replicas and micro and total // replicas < micro:
+        yield (
+            f"train.micro_batch_size {micro} is larger than the {total // replicas} samples of one device in a step: "
+            "LitGPT would accumulate over 0 micro-batches"
+        )
+    if values.get("train.max_steps") is not None and values.get("train.max_tokens") is not None:
+        yield "train.max_steps and train.max_tokens exclude each other"
+
+
+def _program_of_litgpt(values: Values, num_processes: int) -> Program:
+    method = next((method for key, method in _LITGPT_METHODS if values.has(key)), None)
+    if method is None:
+        method = "finetune_full" if values.has("checkpoint_dir") else "pretrain"
+    return Program(words=("litgpt", method, "--config", "{config}"))
+
+
+LITGPT = Family(
+    name="litgpt",
+    title="LitGPT",
+    source="litgpt.args: TrainArgs.gradient_accumulation_iters and batch_size",
+    signatures=(
+        Signature(
+            all_of=("train",),
+            any_of=(
+                *("train.max_seq_length", "train.lr_warmup_steps", "train.save_interval", "train.lr_warmup_fraction"),
+                *("train.tie_embeddings", "checkpoint_dir", "initial_checkpoint_dir"),
+            ),
+            none_of=("job", "training"),
+        ),
+    ),
+    micro_batch_size=("train.micro_batch_size",),
+    global_batch_size=("train.global_batch_size",),
+    replicas=(("devices",), ("num_nodes",)),
+    sequence_length=("train.max_seq_length",),
+    output_dir=("out_dir",),
+    memory=("precision", "quantize", "model_name", "model_config", "lora_r", "checkpoint_dir", "optimizer"),
+    remainder=Remainder.DROPPED,
+    rules=_rules_of_litgpt,
+    program=_program_of_litgpt,
+)
+
+_LIGHTNING_PLACES = ("data.init_args.batch_size", "data.batch_size", "model.init_args.batch_size")
+_LIGHTNING_SIZES = ("batch_size", "train_batch_size", "micro_batch_size")
+_OF_EVALUATION = ("val", "test", "eval", "predict")
+
+
+def _find_size(values: Values) -> KeyPath | None:
+    """Return the shortest path to a batch size of the training data: its name is an argument of the user's class."""
+    found = [
+        path
+        for section in ("data", "model")
+        for path in paths_below(values.values.get(section), (section,))
+        if path[-1] in _LIGHTNING_SIZES and not any(str(key).startswith(_OF_EVALUATION) for key in path)
+    ]
+    return min(found, key=len, default=None)
+
+
+LIGHTNING_CLI = Family(
+    name="lightning-cli",
+    title="Lightning CLI",
+    source="lightning.pytorch.cli.LightningCLI; Trainer: accumulate_grad_batches, devices, num_nodes",
+    signatures=(
+        Signature(
+            all_of=("trainer",),
+            any_of=("model.class_path", "data.class_path", *_LIGHTNING_PLACES, "trainer.max_epochs"),
+            none_of=("trainer.init", "model.micro_batch_size", "defaults", "exp_manager"),
+        ),
+    ),
+    micro_batch_size=_LIGHTNING_PLACES,
+    find_size=_find_size,
+    accumulation=("trainer.accumulate_grad_batches",),
+    replicas=(("trainer.devices",), ("trainer.num_nodes",)),
+    output_dir=("trainer.default_root_dir",),
+    memory=("trainer.precision", "trainer.strategy", "model", "trainer.gradient_clip_val"),
+    note="-- python main.py fit --config {config}",
 )

@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from bexplore.config.dialects.family import Family, Program, Signature
-from bexplore.config.dialects.numbers import Numbers
+from bexplore.config.dialects.family import Family, Numbers, Program, Signature
 from bexplore.config.document.values import Values
 
 _MEMORY = (

@@ -11,8 +11,7 @@ from ruamel.yaml import YAML
 
 from bexplore.config.config import Config, RequestKind
 from bexplore.config.dialects.families import FAMILIES
-from bexplore.config.dialects.launchers import launched
-from bexplore.config.dialects.numbers import Numbers
+from bexplore.config.dialects.family import Numbers, launched
 from bexplore.config.document.writer import without_section
 from bexplore.config.load import load_config
 from bexplore.config.starter import starter

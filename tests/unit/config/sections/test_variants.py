@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.config.job_variant import changes_training, key_path, name_of
-from bexplore.config.sections.variants import MAX_VARIANTS
+from bexplore.config.sections.variants import MAX_VARIANTS, changes_training, key_path, name_of
 from bexplore.job import Precision
 from tests.config_builders import Folder, sections
 

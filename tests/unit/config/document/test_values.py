@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.config.document.references import MAX_CHARACTERS, followed
-from bexplore.config.document.values import Values
+from bexplore.config.document.values import MAX_CHARACTERS, Values, followed
 
 VALUES = {
     "size": 8,
