@@ -40,10 +40,6 @@ _VIT = {
     "nonlinearity": "gelu",
 }
 _TEXT = LLAMA | {"name": "LlamaModel", "num_heads": 4, "rotary_dim": 8, "max_position_embeddings": 24}
-_TRUNK = {"image_model": _VIT | {"layerscale_value": 0.01}}
-_HEAD = {
-    "head_model": {"name": "DinoHead", "hidden_size": 12, "bottleneck_size": 6, "output_size": 20, "num_layers": 3}
-}
 
 Sections = tuple[dict[str, Any], dict[str, Any]]
 
@@ -54,7 +50,6 @@ TINY: dict[str, Sections] = {
     "bert/token_classifier": (_BERT | {"num_classes": 7, "encoder_output_dropout_rate": 0.0}, {}),
     "bert/extractive_summarization": (_BERT | {"use_cls_bias": True}, {"max_sequence_length": 20}),
     "esm2": (_ENCODER | {"name": "esm2", "mask_token_id": 60, "pad_token_id": 1, "token_dropout": True}, {}),
-    "dpr": ({"q_encoder": _BERT, "ctx_encoder": _BERT}, {}),
     "t5": (_SEQ2SEQ | {"position_embedding_type": "relative", "extra_ids": 3}, _PAIRS),
     "transformer": (
         _SEQ2SEQ | {"position_embedding_type": "fixed", "use_pre_encoder_decoder_layer_norm": False},
@@ -70,25 +65,10 @@ TINY: dict[str, Sections] = {
         LLAMA | {"name": "mixtral", "moe": {"num_experts": 4, "top_k": 1, "num_shared_experts": 1}},
         {"max_sequence_length": 12},
     ),
-    "dpo": ({"name": "dpo", "dpo": {"beta": 0.01}, "policy_model": LLAMA}, {"max_sequence_length": 12}),
     "vision_transformer": (_VIT | {"name": "vision_transformer", "num_classes": 7}, {}),
     "dinov2 classifier": (
         _VIT | {"num_classes": 7, "use_dinov2_classifier": True, "freeze": ["^vit_model"], "layerscale_value": 0.01},
         {},
-    ),
-    "dino": (
-        {"name": "dino", "image_model_trunks": [_TRUNK, _TRUNK], "heads": [_HEAD] * 4},
-        {
-            "ssl_transform": {
-                "multi_crop_transform": {
-                    "global_num_crops": 2,
-                    "local_num_crops": 3,
-                    "global_image_size": 8,
-                    "local_image_size": 4,
-                },
-                "masked_patch_transform": {"mask_probability": 0.5, "mask_ratio_tuple": [0.1, 0.9]},
-            }
-        },
     ),
     "llava": (
         {
@@ -108,19 +88,6 @@ TINY: dict[str, Sections] = {
         },
         {},
     ),
-    "dit": (
-        {
-            "hidden_size": 16,
-            "num_hidden_layers": 2,
-            "num_heads": 2,
-            "filter_size": 24,
-            "patch_size": [2, 2],
-            "frequency_embedding_size": 8,
-            "vae": {"latent_size": [8, 8], "latent_channels": 4},
-        },
-        {},
-    ),
-    "fc_mnist": ({"name": "fc_mnist", "depth": 2, "hidden_size": 10, "activation_fn": "relu"}, {}),
     "layers_api_demo": (
         {
             "vocab_size": 26,
@@ -135,10 +102,21 @@ TINY: dict[str, Sections] = {
     ),
 }
 
+_UNNAMED = {key: value for key, value in LLAMA.items() if key != "name"}
+# What only its own program trains: family -> model section.
+REFUSED: dict[str, dict[str, Any]] = {
+    "dpr": {"q_encoder": _BERT, "ctx_encoder": _BERT},
+    "dpo": {"name": "dpo", "dpo": {"beta": 0.01}, "policy_model": LLAMA},
+    "dpo without a name": _UNNAMED | {"dpo": {"beta": 0.2}, "model_name": "llama"},
+    "dino": {"name": "dino", "image_model_trunks": [{"image_model": _VIT}]},
+    "dit": {"hidden_size": 16, "patch_size": [2, 2], "frequency_embedding_size": 8},
+    "fc_mnist": {"name": "fc_mnist", "depth": 2, "hidden_size": 10, "activation_fn": "relu"},
+}
+
 
 def file_of(family: str) -> dict[str, Any]:
     """Return a whole file of a family, in the older layout."""
-    model, data = TINY[family]
+    model, data = TINY[family] if family in TINY else (REFUSED[family], {})
     return {
         "train_input": data | {"batch_size": 8, "micro_batch_size": "explore"},
         "model": model,

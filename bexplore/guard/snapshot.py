@@ -23,7 +23,7 @@ from bexplore.guard.paired_timing import Block
 from bexplore.guard.report import Tier
 from bexplore.host.machine import package_version, processor_name
 from bexplore.host.secret_values import hidden_record
-from bexplore.job import OF_TRANSFORMERS, device_kind
+from bexplore.job import device_kind
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
 from bexplore.run import run_directory
 
@@ -251,7 +251,7 @@ def _block_runner(runner: EngineRunner) -> Callable[[int, int], Block]:
 def toolchain(config: Config) -> dict[str, str]:
     """Return the versions that decide exact facts; a local build of torch (`+cpu`) is the same version."""
     versions = {"torch": package_version("torch").partition("+")[0], "bexplore facts": FACTS_VERSION}
-    if config.job.workload in OF_TRANSFORMERS:
+    if config.job.workload == "transformers":
         versions["transformers"] = package_version("transformers")
     return versions
 

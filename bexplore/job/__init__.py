@@ -1,7 +1,6 @@
 """The program of a training: everything that decides what runs, in values that cross process borders."""
 
 from bexplore.job.job import (
-    OF_TRANSFORMERS,
     CompileSettings,
     Job,
     Mode,
@@ -13,7 +12,6 @@ from bexplore.job.job import (
 )
 
 __all__ = [
-    "OF_TRANSFORMERS",
     "CompileSettings",
     "Job",
     "Mode",

@@ -190,10 +190,6 @@ def _share(num_ranks: int, inner: int) -> int:
     return num_ranks // inner
 
 
-# Workloads whose modules come from the transformers package, whose version is part of what is measured.
-OF_TRANSFORMERS = frozenset(("transformers", "dual_encoder", "self_distillation"))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One replica's program in JSON values, which cross process borders and have a fingerprint.

@@ -16,7 +16,7 @@ from bexplore.config.config import Config, JobVariant
 from bexplore.config.schema import EFFORTS, TRAINING_TIME_S
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
 from bexplore.host.secret_values import hidden, hidden_record
-from bexplore.job import OF_TRANSFORMERS, Mode, code_digests
+from bexplore.job import Mode, code_digests
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 from bexplore.search.posterior.posterior import ENGINE_VERSION
@@ -51,7 +51,7 @@ class Fingerprint:
         """Return what decides, beside the job, whether two measurements may be compared."""
         return {
             "torch": package_version("torch"),
-            "transformers": package_version("transformers") if self.config.job.workload in OF_TRANSFORMERS else "",
+            "transformers": package_version("transformers") if self.config.job.workload == "transformers" else "",
             "processor": processor_name(),
             "accelerator": f"emulated {name}" if (name := self.config.explore.device_name) else accelerator_name(),
             "threads": os.environ.get("OMP_NUM_THREADS", "") or str(num_usable_processors()),

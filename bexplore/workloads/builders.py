@@ -9,25 +9,15 @@ import torch
 from bexplore.errors import UserInputError, suggestion
 from bexplore.job import Job, TorchSettings
 from bexplore.workloads.decoder import build_decoder
-from bexplore.workloads.diffusion import build_diffusion
-from bexplore.workloads.dual_encoder import build_dual_encoder
 from bexplore.workloads.hf import build_transformers
 from bexplore.workloads.imported import build_imported
-from bexplore.workloads.perceptron import build_perceptron
-from bexplore.workloads.preference import build_preference
 from bexplore.workloads.samples import seeded
-from bexplore.workloads.self_distillation import build_self_distillation
 from bexplore.workloads.workload import Workload, check_precision
 
 _BUILDERS: dict[str, Callable[[Job], Workload]] = {
     "decoder": build_decoder,
     "transformers": build_transformers,
     "imported": build_imported,
-    "preference": build_preference,
-    "dual_encoder": build_dual_encoder,
-    "self_distillation": build_self_distillation,
-    "diffusion": build_diffusion,
-    "perceptron": build_perceptron,
 }
 
 

@@ -62,7 +62,7 @@ def build_transformers(job: Job) -> Workload:
     if task_name == "image_text_to_text":
         # The library counts image tokens at every pass. That reads values, which a trace on fake tensors lacks.
         os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")
-    model = build_model(job, task.auto_class, job.model.get("model_type"), job.model.get("config") or {})
+    model = _build_model(job, task_name)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(re.search(pattern, name) for pattern in job.model.get("freeze", ())))
     device = torch.device(job.device)
@@ -148,18 +148,9 @@ def _import_library() -> ModuleType:
     return transformers
 
 
-def build_model(job: Job, auto_class: str, model_type: Any, given: Mapping[str, Any]) -> Any:
-    """Build a model of the library on the job's device, with random weights.
-
-    Args:
-        job: Device and task.
-        auto_class: Class of the library that makes the model, such as `AutoModel`.
-        model_type: As in the library, such as `bert`.
-        given: Values of the model's configuration class.
-
-    Raises:
-        UserInputError: The library is missing, has no such model, or refuses the settings.
-    """
+def _build_model(job: Job, task_name: str) -> Any:
+    """Build a model of the library on the job's device, with random weights."""
+    model_type, settings = job.model.get("model_type"), dict(job.model.get("config") or {})
     library = _import_library()
     from huggingface_hub.errors import StrictDataclassError  # comes with the optional extra
 
@@ -169,17 +160,15 @@ def build_model(job: Job, auto_class: str, model_type: Any, given: Mapping[str, 
         f"transformers {library.__version__} has no model_type {model_type!r}.",
         _nearest(str(model_type), known_types) or "Use the model_type of a config.json, such as gpt2.",
     )
-    settings = dict(given)
     try:
         config = library.AutoConfig.for_model(model_type, **settings)
         _check_config_keys(settings, config)
         _complete(config)
         with torch.device(job.device), _cheap_under_fake_tensors():
-            model = getattr(library, auto_class).from_config(config)
+            model = getattr(library, TASKS[task_name].auto_class).from_config(config)
     except (ValueError, TypeError, KeyError, StrictDataclassError) as error:  # how the library refuses a configuration
         raise UserInputError(
-            f"transformers cannot build {job.model.get('task', 'causal_lm')} of {model_type} from {settings}: "
-            f"{first_line(error)}",
+            f"transformers cannot build {task_name} of {model_type} from {settings}: {first_line(error)}",
             hint="Correct explore.workload.transformers.config; its keys are those of the model's config.json.",
         ) from error
     if is_fake():

@@ -60,10 +60,3 @@ def test_frozen_parts_of_a_model_of_images_and_text_are_not_trained(tmp_path):
     module = build(job_of("llava", tmp_path)).loss_module
     trained = {name.split(".")[2] for name, parameter in module.named_parameters() if parameter.requires_grad}
     assert trained == {"multi_modal_projector"}
-
-
-def test_the_reference_of_preference_training_gets_no_gradient(tmp_path):
-    workload = build(job_of("dpo", tmp_path))
-    workload.forward_backward(workload.make_batch(2))
-    assert all(parameter.grad is None for parameter in workload.loss_module.reference.parameters())
-    assert all(parameter.grad is not None for parameter in workload.loss_module.policy.parameters())

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bexplore.config.config import Config, Request, RequestKind
-from bexplore.config.dialects.cerebras.architectures import decoders, encoder_decoders, encoders, vision
-from bexplore.config.dialects.cerebras.architectures.architecture import Architecture
-from bexplore.config.dialects.cerebras.architectures.plain_decoder import read_decoder
+from bexplore.config.dialects.cerebras import decoders, encoders, vision
 from bexplore.config.dialects.cerebras.layout import STEP_KEYS, Layout, sections_layout, trainer_layout
 from bexplore.config.dialects.cerebras.optimizer import read_max_gradient_norm, read_optimizer
 from bexplore.config.dialects.cerebras.request import (
@@ -24,7 +22,7 @@ from bexplore.config.dialects.cerebras.request import (
     notice_unread,
     read_request,
 )
-from bexplore.config.dialects.cerebras.section import Section
+from bexplore.config.dialects.cerebras.section import Architecture, Section
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.schema import ExploreSettings, read_settings
@@ -37,7 +35,7 @@ from bexplore.job import Job, Mode, Parallelism, Precision
 SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig", "trainer")
 
 # In the order in which keys are looked for: an earlier model may have the keys of a later one.
-_ARCHITECTURES = tuple(one for room in (vision, encoder_decoders, decoders, encoders) for one in room.ARCHITECTURES)
+_ARCHITECTURES = tuple(one for part in (vision, decoders, encoders) for one in part.ARCHITECTURES)
 _LIMITS = ("max_probes", "target_confidence")  # of the search, which `explore.effort` sets otherwise
 _MOST_STEPS = 2**31 - 1  # what their runtime counts to
 
@@ -145,7 +143,7 @@ def _described(layout: Layout, problems: Problems, data_path: KeyPath) -> dict[s
     """Return the fields of `Job` that the model section decides."""
     model = Section(problems, layout.model)
     architecture = _architecture(model.values)
-    read = read_decoder if architecture is None else architecture.read
+    read = decoders.read_decoder if architecture is None else architecture.read
     return read(model, Section(problems, data_path))
 
 
@@ -162,11 +160,11 @@ def _architecture(values: Mapping[str, Any]) -> Architecture | None:
 def _precision(layout: Layout, problems: Problems) -> Precision:
     """Return the number formats of the precision section, else of the model section; else float32."""
     document = problems.document
-    section = layout.precision if isinstance(document.get(layout.precision), dict) else None
-    if section is not None:
+    if isinstance(document.get(layout.precision), dict):
+        section = layout.precision
         enabled, default = read_flag(problems, (*section, "enabled"), True), "bfloat16"
     else:
-        section = _section_of_precision(layout, problems)
+        section = layout.model
         enabled = read_flag(problems, (*section, "mixed_precision"), False)
         default = "bfloat16" if read_flag(problems, (*section, "use_bfloat16"), False) else "float16"
     path = (*section, "fp16_type")
@@ -178,12 +176,6 @@ def _precision(layout: Layout, problems: Problems) -> Precision:
     elif half not in ("float16", "bfloat16"):
         problems.error(path, f"fp16_type must be float16, bfloat16 or cbfloat16, not {quoted(half)}")
     return Precision.AUTOCAST_FLOAT16 if half == "float16" else Precision.AUTOCAST_BFLOAT16
-
-
-def _section_of_precision(layout: Layout, problems: Problems) -> KeyPath:
-    """Return the model section, or that of its first encoder, where DPR keeps the precision."""
-    encoder: KeyPath = (*layout.model, "q_encoder")
-    return encoder if problems.document.has((*encoder, "mixed_precision")) else layout.model
 
 
 def _read_max_steps(problems: Problems, loop: KeyPath) -> int | None:

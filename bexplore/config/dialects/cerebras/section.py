@@ -1,11 +1,13 @@
-"""A section of a ModelZoo file that is read by a table: target name -> reader of one key, with the family's default.
+"""Tables that read a section of a ModelZoo file: target name -> reader of one key, with the family's default.
 
 Source: the configuration classes of the public ModelZoo, releases 2.0 to 2.10.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bexplore.config.document.document import Problems
@@ -183,3 +185,78 @@ def sequence_length(model: Section, data: Section, *keys: str) -> int | None:
                 return read_positive(section.problems, path, largest=MAX_TOKENS)
     model.problems.error(model.path, "nothing gives the sequence length", f"type {keys[-1]}: 512, for example")
     return None
+
+
+ACTIVATIONS = {  # of transformers, by the ModelZoo's words
+    "gelu": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_fast": "gelu_fast",
+    "gelu_pytorch_tanh": "gelu_pytorch_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+SIZES = {  # of transformers
+    "hidden_size": size("hidden_size"),
+    "num_hidden_layers": size("num_hidden_layers"),
+    "num_attention_heads": size("num_heads"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A model that the ModelZoo names, or that the keys of its section show.
+
+    Attributes:
+        names: `model.name` in lower case (from release 2.3 on, and in some files before).
+        shown_by: (model section) -> whether it describes this model, where it has no name.
+        read: (model section, data section) -> `workload`, `model`, `data` and `sequence_length` of `Job`.
+    """
+
+    names: tuple[str, ...]
+    shown_by: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[Section, Section], dict[str, Any]]
+
+
+def has(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Return a test for any of the keys."""
+    return lambda values: any(key in values for key in keys)
+
+
+def transformers(
+    task: str,
+    model_type: str,
+    config: Mapping[str, Any],
+    length: int | None = None,
+    freeze: tuple[str, ...] = (),
+    **data: Any,
+) -> dict[str, Any]:
+    """Return the fields of `Job` of a model of transformers.
+
+    Args:
+        length: Tokens of a sample; None for images.
+        freeze: Regular expressions of the names of parameters that are not trained.
+    """
+    model = {"task": task, "model_type": model_type, "config": dict(config)}
+    return {
+        "workload": "transformers",
+        "model": model | ({"freeze": list(freeze)} if freeze else {}),
+        "data": data | ({} if length is None else {"sequence_length": length}),
+        "sequence_length": length,
+    }
+
+
+def refuse(title: str) -> Callable[[Section, Section], dict[str, Any]]:
+    """Return the reader of a model that only its own program trains: it notes that, and the line to type."""
+
+    def read(model: Section, _data: Section) -> dict[str, Any]:
+        place = model.at("name") if "name" in model.values else model.path
+        command = (
+            f"bexplore explore {shlex.quote(str(model.problems.document.path))} -- COMMAND {{config}} {{output_dir}}"
+        )
+        model.problems.error(place, f"{title} is not built in", f"start its own training: {command}")
+        return {"model": {}}
+
+    return read

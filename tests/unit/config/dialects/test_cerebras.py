@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bexplore.config.config import RequestKind
-from bexplore.config.dialects.cerebras.architectures.plain_decoder import SHOWN_DECODERS
+from bexplore.config.dialects.cerebras.decoders import SHOWN_DECODERS
 from bexplore.config.document.document import Document, read
 from bexplore.config.json_schema import json_schema
 from bexplore.config.load import load_config

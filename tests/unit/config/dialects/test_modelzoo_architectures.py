@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.config_builders import Folder, trainer
-from tests.modelzoo_builders import TINY, file_of
+from tests.modelzoo_builders import REFUSED, TINY, file_of
 
 # Family -> workload, model type, and settings that come from its section alone.
 EXPECTED = {
@@ -37,14 +37,6 @@ TASKS = {
     "bert/token_classifier": "token_classification",
     "llava": "image_text_to_text",
 }
-OWN = {
-    "dpr": "dual_encoder",
-    "dpo": "preference",
-    "dino": "self_distillation",
-    "dit": "diffusion",
-    "fc_mnist": "perceptron",
-    "layers_api_demo": "decoder",
-}
 
 
 @pytest.fixture
@@ -53,7 +45,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_every_family_has_its_expectation():
-    assert {*EXPECTED, *OWN} == set(TINY)
+    assert {*EXPECTED, "layers_api_demo"} == set(TINY)
 
 
 @pytest.mark.parametrize("family", EXPECTED)
@@ -65,9 +57,15 @@ def test_a_section_becomes_the_settings_of_a_model_of_transformers(folder, famil
     assert {key: job.model["config"][key] for key in settings} == settings
 
 
-@pytest.mark.parametrize("family", OWN)
-def test_a_section_becomes_a_workload_of_our_own(folder, family):
-    assert folder.load(file_of(family)).job.workload == OWN[family]
+def test_the_demonstration_of_layers_becomes_a_decoder(folder):
+    assert folder.load(file_of("layers_api_demo")).job.workload == "decoder"
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_model_that_is_not_built_is_refused_with_the_line_to_type(folder, family):
+    command = f"bexplore explore {folder.path} -- COMMAND {{config}} {{output_dir}}"
+    expected = f" is not built in | start its own training: {command}"
+    assert folder.refusal(file_of(family)).endswith(expected)
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -83,18 +81,10 @@ def test_the_newer_layout_is_read_by_the_same_tables(folder):
     assert (job.sequence_length, job.data["target_length"]) == (12, 5)
 
 
-def test_settings_of_dino_follow_its_crops_and_masks(folder):
-    job = folder.load(file_of("dino")).job
-    assert job.data == {"num_global": 2, "num_local": 3, "global_size": 8, "local_size": 4, "masked_share": 0.25}
-    assert job.model["has_patch_head"]
-
-
 def test_a_gated_dinov2_is_as_wide_as_the_file_says(folder):
-    values = file_of("dino")
-    values["model"]["image_model_trunks"] = [
-        {"image_model": {**TINY["vision_transformer"][0], "nonlinearity": "swiglu"}}
-    ]
-    config = folder.load(values).job.model["dinov2"]
+    values = file_of("dinov2 classifier")
+    values["model"] = values["model"] | {"nonlinearity": "swiglu"}
+    config = folder.load(values).job.model["config"]
     assert int(config["mlp_ratio"] * 16 * 2 / 3) == 32
     assert config["use_swiglu_ffn"]
 
@@ -108,7 +98,6 @@ def test_a_gated_dinov2_is_as_wide_as_the_file_says(folder):
         ("bert", {"dropout_rate": 2}, "dropout_rate must be from 0 to below 1, not 2"),
         ("transformer", {"d_kv": 4}, "d_kv 4 x num_heads 2 is not d_model 16"),
         ("vision_transformer", {"image_size": [8, 4]}, "image_size must be a positive integer or two equal ones"),
-        ("dit", {"patch_size": 3}, "latents of side 8 are not cut by patches of side 3"),
         ("dinov2 classifier", {"filter_size": 33}, "filter_size 33 is no whole multiple of hidden_size 16"),
         ("mixtral", {"moe": {"num_experts": 2, "top_k": 3}}, "top_k 3 exceeds the 2 experts"),
         ("llava", {"image_model": TINY["llava"][0]["image_model"] | {"patch_size": 1}}, "64 patches of an image"),
@@ -124,14 +113,3 @@ def test_an_unread_key_that_is_switched_on_is_a_warning(folder):
     values = file_of("t5")
     values["model"] = values["model"] | {"tie_encoder_decoder": True}
     assert any("tie_encoder_decoder: true" in line for line in folder.load(values).warnings)
-
-
-def test_dpo_of_the_older_layout_keeps_its_policy_in_the_model_section(folder):
-    model, data = TINY["dpo"]
-    values = file_of("dpo")
-    values["model"] = model["policy_model"] | {"dpo": {"beta": 0.2, "reference_free": True}, "model_name": "llama"}
-    del values["model"]["name"]
-    values["train_input"] |= data
-    job = folder.load(values).job
-    assert (job.workload, job.model["beta"], job.model["reference_free"]) == ("preference", 0.2, True)
-    assert job.model["decoder"]["num_key_value_heads"] == 2

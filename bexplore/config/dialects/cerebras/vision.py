@@ -1,33 +1,31 @@
-"""Models of images: ViT, DINOv2 with its self-distillation, DiT, LLaVA, and the fully connected one.
+"""Models of images: ViT and LLaVA, as models of transformers.
 
 Source: the configuration classes `ViTClassificationModelConfig`, `GenericImageEncodersModelConfig` (DINOv2),
-`DiTModelConfig`, `LlavaModelConfig`, `SimpleMultimodalModelConfig` and `MNISTModelConfig` of the public ModelZoo,
-releases 2.1 to 2.10; keys of transformers are those of `ViTConfig`, `Dinov2Config` and `LlavaConfig`.
+`LlavaModelConfig` and `SimpleMultimodalModelConfig` of the public ModelZoo, releases 2.1 to 2.10; keys of transformers
+are those of `ViTConfig`, `Dinov2Config` and `LlavaConfig`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from bexplore.config.dialects.cerebras.architectures.architecture import (
+from bexplore.config.dialects.cerebras.section import (
     ACTIVATIONS,
     SIZES,
     Architecture,
-    has,
-    transformers,
-)
-from bexplore.config.dialects.cerebras.section import (
     Section,
     flag,
     given,
+    has,
     number,
+    refuse,
     sequence_length,
     share,
     side,
     size,
+    transformers,
     word,
 )
-from bexplore.config.sections.values import is_number
 
 _ENCODER = {
     **SIZES,
@@ -64,19 +62,6 @@ _LLAMA = {
     "rms_norm_eps": number("layer_norm_epsilon", 1e-5),
     "attention_dropout": share("attention_dropout_rate", 0.0, otherwise="dropout_rate"),
     "tie_word_embeddings": flag("share_embedding_weights", True),
-}
-_DIT = {
-    "hidden_size": size("hidden_size", 768),
-    "num_layers": size("num_hidden_layers", 12),
-    "num_heads": size("num_heads", 12),
-    "intermediate_size": size("filter_size", 3072),
-    "patch_size": side("patch_size", 16),
-    "frequency_size": size("frequency_embedding_size", 256),
-    "num_classes": size("num_classes", 1000),
-    "num_steps": size("num_diffusion_steps", 1000),
-    "dropout": share("dropout_rate", 0.0),
-    "norm_eps": number("layer_norm_epsilon", 1e-5),
-    "learns_variance": flag("var_loss", False),
 }
 _BUILT = (
     *("position_embedding_type", "use_post_embed_layer_norm", "use_embed_proj_bias", "use_ffn_bias", "norm_first"),
@@ -121,73 +106,6 @@ def _is_frozen(model: Section, part: str) -> bool:
     return isinstance(patterns, list) and any(part in str(pattern) for pattern in patterns)
 
 
-def _self_distillation(model: Section, data: Section) -> dict[str, Any]:
-    """Read DINOv2: a student and its teacher of equal sizes, heads over the class token and over masked patches."""
-    trunks = model.values.get("image_model_trunks")
-    last = len(trunks) - 1 if isinstance(trunks, list) and trunks else 0
-    student = model.sub("image_model_trunks", last, "image_model")
-    head = model.sub("heads", 0, "head_model")
-    crops = data.sub("ssl_transform", "multi_crop_transform")
-    masking = data.sub("ssl_transform", "masked_patch_transform")
-    fields = {
-        "dinov2": _dinov2(student),
-        "head": head.table(
-            {
-                "hidden_size": size("hidden_size", 2048),
-                "bottleneck_size": size("bottleneck_size", 256),
-                "output_size": size("output_size", 65536),
-                "num_layers": size("num_layers", 3),
-            }
-        ),
-        "has_patch_head": len(model.values.get("heads") or ()) > 2,
-    }
-    sizes = crops.table(
-        {
-            "num_global": size("global_num_crops", 2),
-            "num_local": size("local_num_crops", 8),
-            "global_size": size("global_image_size", 224),
-            "local_size": size("local_image_size", 96),
-        }
-    )
-    student.notice_the_rest()
-    model.ignore("image_model_trunks", "heads", "losses", "copy_init_weights", "freeze", "ema")
-    model.notice_the_rest()
-    text = "the teacher's moving average is not built in: one pass over the weights for each update"
-    model.problems.warn(model.path, text)
-    return {
-        "workload": "self_distillation",
-        "model": fields,
-        "data": sizes | {"masked_share": _masked_share(masking)},
-        "sequence_length": None,
-    }
-
-
-def _masked_share(masking: Section) -> float:
-    """Return the mean share of masked patches of a crop; 0.15 where nothing gives it, as in DINOv2's own files."""
-    bounds = masking.values.get("mask_ratio_tuple")
-    probability = number("mask_probability", 0.5)(masking)
-    if isinstance(bounds, list) and len(bounds) == 2 and all(map(is_number, bounds)):
-        return max(0.0, min(1.0, probability * sum(bounds) / 2))
-    return 0.15
-
-
-def _dit(model: Section, data: Section) -> dict[str, Any]:
-    latents = model.sub("vae")
-    fields = model.table(_DIT)
-    fields |= {
-        "latent_size": side("latent_size", 32)(latents),
-        "latent_channels": size("latent_channels", 4)(latents),
-        "activation": word("encoder_nonlinearity", "gelu", {"gelu": "gelu", "gelu_new": "gelu_tanh"})(model),
-    }
-    if fields["latent_size"] % fields["patch_size"]:
-        rule = f"latents of side {fields['latent_size']} are not cut by patches of side {fields['patch_size']}"
-        model.problems.error(model.at("patch_size"), rule)
-    model.ignore(*_BUILT, "schedule_name", "embedding_nonlinearity", "label_dropout_rate", "reverse_process", "vae")
-    model.ignore("attention_dropout_rate", "beta_start", "beta_end", "block_type", "use_conv_transpose_unpatchify")
-    model.notice_the_rest()
-    return {"workload": "diffusion", "model": fields, "data": {}, "sequence_length": None}
-
-
 def _llava(model: Section, data: Section) -> dict[str, Any]:
     layer = model.values.get("image_feature_select_layer_idx", -1)
     model.ignore("image_feature_select_layer_idx", "image_start_idx", "projector", "image_feature_select_mode")
@@ -227,21 +145,11 @@ def _multimodal(model: Section, data: Section, images: Section, layer: Any) -> d
     return transformers("image_text_to_text", "llava", config, length, tuple(freeze))
 
 
-def _perceptron(model: Section, _data: Section) -> dict[str, Any]:
-    widths = model.values.get("hidden_sizes")
-    model.ignore("hidden_sizes", "depth", "hidden_size", "activation_fn", "to_float16", "disable_softmax")
-    if not isinstance(widths, list):
-        widths = [size("hidden_size")(model) or 1] * (size("depth")(model) or 1)
-    fields = {"hidden_sizes": widths, "dropout": share("dropout", 0.0)(model), "input_size": 784, "num_classes": 10}
-    model.notice_the_rest()
-    return {"workload": "perceptron", "model": fields, "data": {}, "sequence_length": None}
-
-
 ARCHITECTURES = (
-    Architecture(names=("dino",), shown_by=has("image_model_trunks"), read=_self_distillation),
+    Architecture(names=("dino",), shown_by=has("image_model_trunks"), read=refuse("DINOv2's self-distillation")),
     Architecture(names=("llava",), shown_by=has("image_model"), read=_llava),
     Architecture(names=("multimodal_simple",), shown_by=has("image_model_list"), read=_simple_multimodal),
-    Architecture(names=("dit",), shown_by=has("frequency_embedding_size"), read=_dit),
-    Architecture(names=("fc_mnist",), shown_by=has("activation_fn"), read=_perceptron),
+    Architecture(names=("dit",), shown_by=has("frequency_embedding_size"), read=refuse("DiT")),
+    Architecture(names=("fc_mnist",), shown_by=has("activation_fn"), read=refuse("The perceptron fc_mnist")),
     Architecture(names=("vision_transformer", "vit"), shown_by=has("patch_size"), read=_vit),
 )

@@ -1,1 +1,0 @@
-"""Models of the ModelZoo, each as a table of its keys."""
