@@ -62,10 +62,10 @@ def explore_recorded(
 ) -> loop.Result:
     """Explore a recorded curve with its journal and its study in a folder; goes on where an earlier one ended."""
     journal = Journal(folder / "journal.jsonl")
-    loop.trials.leased = functools.partial(trials.leased, seconds=lease_s)
+    loop.trials.hold_lease = functools.partial(trials.hold_lease, seconds=lease_s)
     events = loop.explore(
         RecordedRunner(curve=curve, journal=journal, pause_s=pause_s),
-        space=Space.of(curve.points),
+        space=Space.from_sizes(curve.points),
         settings=SETTINGS,
         run=loop.RunRecord(
             storage=storage or folder / "study.log",

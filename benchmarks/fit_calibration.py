@@ -31,12 +31,12 @@ from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array
 from bexplore.search import calibration
-from bexplore.search.calibration import Grounds, terms_of
+from bexplore.search.calibration import Grounds, log_odds_terms
 from bexplore.search.evidence import Evidence
 from bexplore.search.loop import explore
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.posterior.posterior import fit_posterior
-from bexplore.search.recommendation import grounds_of, recommend
+from bexplore.search.recommendation import count_grounds, recommend
 from bexplore.search.result import ProbeFinished
 from bexplore.search.settings import SearchSettings
 from bexplore.testing.simulator import Family
@@ -121,7 +121,7 @@ def messages_of(problem: Problem) -> list[Message]:
             runner, space=problem.space, settings=settings, variants=(Variant(memory=problem.memory),)
         ):
             if isinstance(event, ProbeFinished):
-                evidence.append(Evidence.of(event.observation))
+                evidence.append(Evidence.from_observation(event.observation))
                 found += _messages(problem, evidence, compilation)
     except NothingFitsError:
         return []
@@ -132,7 +132,7 @@ def _messages(problem: Problem, evidence: Sequence[Evidence], compilation: Compi
     if not any(item.is_measured for item in evidence):
         return
     fitted = fit_posterior(problem.space, evidence, memory=problem.memory, user_compilation=compilation)
-    grounds = grounds_of(fitted, evidence)
+    grounds = count_grounds(fitted, evidence)
     for tolerance in TOLERANCES:
         best = recommend(fitted, evidence, tolerance=tolerance)
         if best is not None:
@@ -209,7 +209,7 @@ def _share_of(group: str) -> float:
 
 def _terms(messages: Sequence[Message]) -> Array:
     """(n, 5)."""
-    return np.array([terms_of(m.probability, m.grounds, tolerance=m.tolerance) for m in messages])
+    return np.array([log_odds_terms(m.probability, m.grounds, tolerance=m.tolerance) for m in messages])
 
 
 def bands(messages: Sequence[Message], weights: Sequence[float]) -> list[dict[str, float]]:

@@ -154,12 +154,12 @@ def explored(config: Config, seed: int, family: Family) -> Found:
     candidates = candidate_sizes(config.candidates, minimum=config.minimum, maximum=config.maximum or 4096)
     keeping = keeping_sizes(config, candidates)
     sizes = keeping.sizes if keeping else ()
-    world = draw_world(family, seed, Space.of([*candidates, *sizes]))
+    world = draw_world(family, seed, Space.from_sizes([*candidates, *sizes]))
     runner = SimulatedRunner(world, seed=seed, shared_compile=True)
     observations, result = [], None
     events = explore(
         runner,
-        space=Space.of(candidates),
+        space=Space.from_sizes(candidates),
         settings=search_settings(config),
         variants=(Variant(memory=world.memory),),
         keeping=keeping,

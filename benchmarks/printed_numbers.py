@@ -129,7 +129,7 @@ def printed(seed: int) -> Printed | None:
         replica_batch_size=config.replica_batch_size,
     )
     keeping = keeping_sizes(config, candidates)
-    space = Space.of([*candidates, *(keeping.sizes if keeping else ())])
+    space = Space.from_sizes([*candidates, *(keeping.sizes if keeping else ())])
     world = draw_world(family, seed, space)
     runner, rng = FlawedRunner(world, seed), np.random.default_rng([seed, 92])
     settings = dataclasses.replace(
@@ -147,7 +147,7 @@ def printed(seed: int) -> Printed | None:
             events = list(
                 explore(
                     runner,
-                    space=Space.of(candidates),
+                    space=Space.from_sizes(candidates),
                     settings=settings,
                     variants=variants,
                     keeping=keeping,

@@ -279,7 +279,7 @@ def decision_time(num_explorations: int = 8, num_probes: int = 14) -> dict[str, 
             if decision.stop_reason is not None:
                 break
             probe = Probe(number=len(evidence), micro_batch_size=decision.micro_batch_size)
-            evidence.append(Evidence.of(runner(probe)))
+            evidence.append(Evidence.from_observation(runner(probe)))
     found: dict[str, float] = {"count": len(times), "load": round(os.getloadavg()[0], 1)}
     for name, values in (("wall", times), ("processor", processor_times)):
         found |= {f"{name}_median_ms": float(np.median(values)), f"{name}_p95_ms": float(np.quantile(values, 0.95))}

@@ -50,7 +50,7 @@ class Problem:
 
     @property
     def space(self) -> Space:
-        return Space.of(self.source.points) if isinstance(self.source, Curve) else self.source.space
+        return Space.from_sizes(self.source.points) if isinstance(self.source, Curve) else self.source.space
 
     @property
     def memory(self) -> MemoryPrior | None:

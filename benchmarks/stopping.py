@@ -93,7 +93,7 @@ def rows_of(problem: Problem) -> list[Row] | None:
             is_repeat = any(item.micro_batch_size == size for item in evidence if item.is_measured)
             before = is_repeat, further.saves, problem.regret(best.micro_batch_size)
         probe = Probe(number=len(evidence), micro_batch_size=size, compilation=Compilation.EXACT, max_passes=STEPS)
-        evidence.append(Evidence.of(runner(probe)))
+        evidence.append(Evidence.from_observation(runner(probe)))
 
 
 def table(found: dict[str, list[Row]]) -> str:

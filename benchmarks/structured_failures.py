@@ -81,10 +81,10 @@ def draw_problem(seed: int) -> tuple[Space, World]:
     largest = int(2 ** rng.uniform(4.5, 9))
     kind = str(rng.choice(["all", "powers", "multiples"], p=[0.7, 0.2, 0.1]))
     if kind == "powers":
-        space = Space.of(2**power for power in range(int(math.log2(largest)) + 1))
+        space = Space.from_sizes(2**power for power in range(int(math.log2(largest)) + 1))
     else:
-        space = Space.of(range(1, largest + 1) if kind == "all" else range(4, largest + 1, 4))
-    between = Space.of(range(space.base, space.sizes[-1] + 1))
+        space = Space.from_sizes(range(1, largest + 1) if kind == "all" else range(4, largest + 1, 4))
+    between = Space.from_sizes(range(space.base, space.sizes[-1] + 1))
     for attempt in range(1000):
         world = draw_world(FAMILIES[seed % len(FAMILIES)], 1000 * seed + attempt, between)
         failure = draw_failure(1000 * seed + attempt, largest=space.sizes[-1])
@@ -147,7 +147,7 @@ def probes_of_broken(text: str) -> int:
         )
 
     try:
-        list(explore(runner, space=Space.of(range(1, 257))))
+        list(explore(runner, space=Space.from_sizes(range(1, 257))))
     except UserProgramError:
         return len(sizes)
     raise AssertionError("a broken program has an answer")

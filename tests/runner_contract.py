@@ -142,7 +142,7 @@ class RunnerContract:
         sizes = (*subject.fitting, subject.too_large)
         settings = SearchSettings(max_probes=4, user_compilation=subject.compilation)
 
-        *_, result = explore(subject.runner, space=Space.of(sizes), settings=settings)
+        *_, result = explore(subject.runner, space=Space.from_sizes(sizes), settings=settings)
 
         assert isinstance(result, Result)
         assert result.recommendation.micro_batch_size in subject.fitting

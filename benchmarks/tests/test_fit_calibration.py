@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import fit_calibration
 from benchmarks.fit_calibration import Message, bands, fit, shares_of
-from bexplore.search.calibration import Grounds, terms_of
+from bexplore.search.calibration import Grounds, log_odds_terms
 from bexplore.testing.simulator import Family
 
 TRUE_WEIGHTS = (0.5, 0.8, 0.1, -0.1, 0.3)
@@ -22,7 +22,7 @@ def messages(count: int, *, group: str = Family.SMOOTH.value) -> list[Message]:
     for seed in range(count):
         grounds = Grounds(num_sizes=3, num_candidates=int(2 ** rng.uniform(1, 7)))
         probability, tolerance = float(rng.uniform()), float(rng.choice([0.01, 0.02, 0.05, 0.1]))
-        log_odds = np.dot(TRUE_WEIGHTS, terms_of(probability, grounds, tolerance=tolerance))
+        log_odds = np.dot(TRUE_WEIGHTS, log_odds_terms(probability, grounds, tolerance=tolerance))
         found.append(
             Message(
                 group=group,

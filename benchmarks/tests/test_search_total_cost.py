@@ -73,7 +73,7 @@ def test_the_worst_middle_band_looks_at_scores_of_50_to_89_with_enough_messages(
 
 
 def test_the_noise_of_a_problem_is_that_of_its_runner_whatever_its_source():
-    for source in (draw_world(Family.FEW, 0, Space.of([1, 2, 4])), sweep(at_1=100.0, at_2=150.0).source):
+    for source in (draw_world(Family.FEW, 0, Space.from_sizes([1, 2, 4])), sweep(at_1=100.0, at_2=150.0).source):
         spreads = []
         for noise in (0.0, 0.05):
             runner = Problem("any", "any", 0, source, noise).runner(shared_compile=False)

@@ -434,7 +434,7 @@ class EngineExploration(ResumableExploration):
         with self._at_reduced_depth(runner, settings) as probes:
             yield from loop.explore(
                 without_times(probes, lambda: is_emulated),
-                space=Space.of(candidates),
+                space=Space.from_sizes(candidates),
                 settings=settings,
                 variants=variants,
                 keeping=keeping_sizes(self.config, candidates),

@@ -234,7 +234,7 @@ class Finish:
             failures=failures_of(observations),
             warnings=(*self._caution_of_emulation(), *self._caution_of_one_rank(observations), *searched.warnings),
             device_info=dict(self.device_info),
-            throughput_band=CredibleBand.of(searched.posterior and searched.posterior.part(self.variant)),
+            throughput_band=CredibleBand.from_posterior(searched.posterior and searched.posterior.part(self.variant)),
             run_dir=str(self.run.directory),
         )
         if searched.recommendation is None:

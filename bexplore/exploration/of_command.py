@@ -102,7 +102,7 @@ class CommandExploration(ResumableExploration):
         if not any(one.is_measured for one in run.journal.read()):
             _, study = self._open_study(run)
             with storage_errors():
-                num_replicas = trials.num_replicas_of(study)
+                num_replicas = trials.read_num_replicas(study)
             self._learn_replicas(runner, num_replicas)
         _check_confirmed(result, runner)
         yield from self._confirm_size(result, runner, run)
@@ -251,7 +251,7 @@ class CommandExploration(ResumableExploration):
         )
         probe = decision.probe(trial.number, settings, None)
         try:
-            with trials.leased(study, trial, probe):
+            with trials.hold_lease(study, trial, probe):
                 yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
                 observation = runner.run(probe, accumulation) if is_check else _observed(runner, probe, accumulation)
         finally:
@@ -281,7 +281,7 @@ class CommandExploration(ResumableExploration):
     def _space(self) -> Space:
         """The candidates, and what an earlier exploration of the run tried in its search."""
         tried = (one for one in self._searched if one.probe.purpose is not Purpose.KEEP_BATCH_SIZE)
-        return Space.of(self._candidates).reaching(one.micro_batch_size for one in tried)
+        return Space.from_sizes(self._candidates).reaching(one.micro_batch_size for one in tried)
 
     def _own_accumulation(self, micro_batch_size: int) -> int | None:
         """Return the accumulation of the training: of the user's global batch size, else its own; None if unknown.

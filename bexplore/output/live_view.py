@@ -125,7 +125,7 @@ class View:
         if key not in self._plots:
             best = None if self._best is None else self._best.micro_batch_size
             glyphs = UNICODE if is_unicode else ASCII
-            band = CredibleBand.of(self._posterior and self._posterior.part(self._variant))
+            band = CredibleBand.from_posterior(self._posterior and self._posterior.part(self._variant))
             self._plots[key] = plot(band, self._shown, best=best, width=columns, height=PLOT_ROWS, glyphs=glyphs)
         return self._plots[key]
 

@@ -14,7 +14,8 @@ LEAST_TOLERANCE = 0.001  # Source: keeps a logarithm finite; no machine repeats 
 # Beyond the most, further candidates are correlated neighbours. Source: the terms that benchmarks/fit_calibration.py
 # fits: results/calibration.md there.
 USUAL_CANDIDATES, MOST_CANDIDATES = 8, 64
-# Of the log-odds, in the order of `terms_of`. Source: benchmarks/fit_calibration.py: results/calibration.md there.
+# Of the log-odds, in the order of `log_odds_terms`. Source:
+# benchmarks/fit_calibration.py: results/calibration.md there.
 WEIGHTS = (0.799, 0.892, 0.053, -0.1, 0.292)
 # While a single size was measured, the rest is prior. Between a tenth and nine tenths nearly none is right, beyond
 # nearly all are: too few messages to fit. Source: results/calibration.md, "one size alone".
@@ -46,12 +47,12 @@ def score(probability: float, grounds: Grounds, *, tolerance: float) -> int:
         probability: That the size is within the tolerance of the best, by the posterior.
     """
     weights = WEIGHTS_OF_ONE_SIZE if grounds.is_one_size else WEIGHTS
-    terms = terms_of(probability, grounds, tolerance=tolerance)
+    terms = log_odds_terms(probability, grounds, tolerance=tolerance)
     log_odds = sum(weight * term for weight, term in zip(weights, terms, strict=True))
     return min(MAX_SCORE, int(100.0 / (1.0 + math.exp(-log_odds))))
 
 
-def terms_of(probability: float, grounds: Grounds, *, tolerance: float) -> tuple[float, ...]:
+def log_odds_terms(probability: float, grounds: Grounds, *, tolerance: float) -> tuple[float, ...]:
     """Return the terms that the weights multiply: 1, the log-odds of the posterior, and three corrections.
 
     Low odds are worth less than high ones; among many candidates odds tell less than among few; a wide tolerance is met

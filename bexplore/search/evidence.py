@@ -122,7 +122,7 @@ class Evidence:
         return needed_bytes(self.peak_memory_bytes, self.resident_memory_bytes)
 
     @classmethod
-    def of(cls, observation: Observation) -> Evidence:
+    def from_observation(cls, observation: Observation) -> Evidence:
         """Return the evidence in an observation; one that is not measured has no throughput, even if it was timed."""
         size, is_measured = observation.micro_batch_size, observation.is_measured
         update_s = observation.update_time_s

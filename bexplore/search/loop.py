@@ -27,10 +27,10 @@ from bexplore.search.result import (
     Result,
     SearchEnded,
     SecondAnswer,
-    error_of,
+    build_result,
+    explain_no_result,
     probe_alone,
     program_warnings,
-    result_of,
 )
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
@@ -152,7 +152,9 @@ class _Loop:
         if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
             memory = self.sampler.variants[0].memory
             reason = StopReason(reason)
-            raise error_of(reason, self.sampler.space, evidence, self.observations, memory, run_alone=self.run_alone)
+            raise explain_no_result(
+                reason, self.sampler.space, evidence, self.observations, memory, run_alone=self.run_alone
+            )
         return self._result(reason, decision.recommendation, decision, evidence)
 
     def _search_once(self) -> Generator[Event, None, str | None]:
@@ -162,7 +164,7 @@ class _Loop:
             if reason is not None:
                 return reason
             trial = self.sampler.ask(self.study)
-            decision = self.sampler.decision_of(self.study, trial.number)
+            decision = self.sampler.read_decision(self.study, trial.number)
             if decision.stop_reason is not None:  # another explorer has found enough meanwhile
                 trials.abandon(self.study, trial)
                 return None
@@ -293,7 +295,7 @@ class _Loop:
         """Run the probe of a trial; its observation is in the journal before it is in the study."""
         memory = self.sampler.variants[decision.variant].memory
         probe = decision.probe(trial.number, self.sampler.settings, memory)
-        with _abandoned_on_error(self.study, trial), trials.leased(self.study, trial, probe):
+        with _abandoned_on_error(self.study, trial), trials.hold_lease(self.study, trial, probe):
             yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
             observation = self.runner(probe)
         self.run.record(observation)
@@ -314,7 +316,7 @@ class _Loop:
         second: SecondAnswer | None = None,
     ) -> Result:
         best = best and self._timed(best)
-        result = result_of(reason, best, self.sampler.space, evidence, tolerance=self.sampler.settings.tolerance)
+        result = build_result(reason, best, self.sampler.space, evidence, tolerance=self.sampler.settings.tolerance)
         is_fastest = best is None or _size_of(best) == _size_of(decision.recommendation)
         return dataclasses.replace(
             result,
@@ -373,4 +375,4 @@ def _all_evidence(study: optuna.Study) -> list[Evidence]:
     now = time.time()
     known = study.get_trials(deepcopy=False)
     kept = (trial for trial in known if trial.state.is_finished() and not trials.is_abandoned(trial, now))
-    return [trials.evidence_of(trial) for trial in kept if trials.PARAMETER in trial.params]
+    return [trials.read_evidence(trial) for trial in kept if trials.PARAMETER in trial.params]

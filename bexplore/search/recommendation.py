@@ -14,7 +14,7 @@ from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array
 from bexplore.search.calibration import Grounds, score
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.joint import moved
+from bexplore.search.posterior.joint import shift_log_throughput
 from bexplore.search.posterior.posterior import Posterior
 
 WANTED_SCORE = 90  # of `regret_bound_90`. Source: its definition
@@ -127,7 +127,7 @@ def recommend(
     ran = (posterior.measured > 0) & posterior.open & (posterior.variants == variant)
     within = np.flatnonzero(ran & (log_speed >= log_speed[best] + math.log1p(-tolerance)))
     within = posterior.sizes[within[np.argsort(-log_speed[within], kind="stable")]].tolist()
-    grounds = grounds_of(posterior, evidence)
+    grounds = count_grounds(posterior, evidence)
     regrets = np.abs(posterior.regret(chosen, variant))  # no negative zero
     return Recommendation(
         micro_batch_size=chosen,
@@ -148,12 +148,12 @@ def recommend(
 
 
 def consistent_with(posterior: Posterior, speeds: Sequence[Speed]) -> Posterior:
-    """Return the posterior with the draws of each size moved so that their mean is the size's one estimate."""
+    """Shift the draws of each size so that their mean is its one estimate."""
     shift = np.zeros(len(posterior.sizes))
     for one in speeds:
         at = posterior.index(one.micro_batch_size, one.variant)
         shift[at] = math.log(one.samples_per_s) - posterior.mean[at]
-    return moved(posterior, shift)
+    return shift_log_throughput(posterior, shift)
 
 
 def log_speeds(posterior: Posterior, best: int) -> Array:
@@ -187,10 +187,10 @@ def _allowed(posterior: Posterior, best: int) -> Array:
 
 
 def _speeds(posterior: Posterior, log_speed: Array) -> tuple[Speed, ...]:
-    """Return the estimates of the sizes that ran; an interval is that of the draws, moved with their mean."""
+    """Return the estimates of the sizes that ran; an interval is that of the draws, shifted with their mean."""
     ran = np.flatnonzero(posterior.measured > 0)
-    moved = log_speed[ran] - posterior.mean[ran]
-    low, high = np.quantile(posterior.log_throughput[:, ran], GAIN_QUANTILES, axis=0) + moved
+    shift = log_speed[ran] - posterior.mean[ran]
+    low, high = np.quantile(posterior.log_throughput[:, ran], GAIN_QUANTILES, axis=0) + shift
     return tuple(
         Speed(
             micro_batch_size=int(posterior.sizes[index]),
@@ -238,7 +238,7 @@ def _is_slower(posterior: Posterior, eligible: NDArray[np.bool_], tolerance: flo
     return np.asarray(own < own[top] + math.log1p(-tolerance) - error)
 
 
-def grounds_of(posterior: Posterior, evidence: Sequence[Evidence]) -> Grounds:
+def count_grounds(posterior: Posterior, evidence: Sequence[Evidence]) -> Grounds:
     """Return the grounds of a posterior."""
     seen = {(item.micro_batch_size, item.variant) for item in evidence if item.is_measured and item.is_clear}
     return Grounds(num_sizes=len(seen), num_candidates=int(posterior.represented.sum()))
@@ -258,7 +258,7 @@ def _regret_bound(regrets: Array, grounds: Grounds, *, tolerance: float) -> floa
     return share if share < 1.0 else None
 
 
-def nearest_to_the_users(evidence: Sequence[Evidence]) -> list[Evidence]:
+def keep_nearest_program(evidence: Sequence[Evidence]) -> list[Evidence]:
     """Return, of probes of one size, those of the program nearest to the user's own."""
     nearness = (lambda kind: not kind.is_for_search, lambda kind: kind is Compilation.SHARED, lambda kind: True)
     kept = ([item for item in evidence if is_near(item.compilation)] for is_near in nearness)

@@ -15,7 +15,7 @@ from bexplore.search.evidence import Evidence, without_first_signals
 from bexplore.search.policy.decision import NextProbe, StopReason
 from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.posterior.runnable import RunBelief
-from bexplore.search.recommendation import Recommendation, nearest_to_the_users
+from bexplore.search.recommendation import Recommendation, keep_nearest_program
 from bexplore.search.space import MemoryPrior, Space
 from bexplore.units import format_seconds
 
@@ -235,7 +235,7 @@ class Result:
 Event = ProbeStarted | ProbeFinished | Recommendation | SearchEnded | Result
 
 
-def result_of(
+def build_result(
     reason: str, best: Recommendation | None, space: Space, evidence: Sequence[Evidence], *, tolerance: float
 ) -> Result:
     """Return the result that evidence and a recommendation give.
@@ -248,7 +248,7 @@ def result_of(
     outcomes = dict(Counter(item.outcome.value for item in evidence if item.outcome is not None))
     variant = 0 if best is None else best.variant
     kept = without_first_signals(evidence)
-    belief = RunBelief.of(space, [item for item in kept if item.variant == variant])
+    belief = RunBelief.from_evidence(space, [item for item in kept if item.variant == variant])
     runs_at = belief.words if belief else None
     if best is None:
         return Result(stop_reason=str(reason), recommendation=None, outcomes=outcomes, runs_at=runs_at)
@@ -256,10 +256,10 @@ def result_of(
     of_variant = [item for item in measured if item.variant == best.variant]
     own = [item for item in of_variant if item.micro_batch_size == best.micro_batch_size]
     small = [item for item in of_variant if item.micro_batch_size == best.smallest_within_tolerance]
-    as_run = nearest_to_the_users(own)
+    as_run = keep_nearest_program(own)
     needed = _most(item.needed_memory_bytes for item in as_run)
     own_peak, small_peak = (_most(item.peak_memory_bytes for item in items) for items in (own, small))
-    exact_over_shared = ratio_of(evidence, (Compilation.EXACT, Compilation.EAGER), (Compilation.SHARED,))
+    exact_over_shared = compare_programs(evidence, (Compilation.EXACT, Compilation.EAGER), (Compilation.SHARED,))
     budgets = [item.memory_budget_bytes for item in evidence if item.memory_budget_bytes is not None]
     return Result(
         stop_reason=str(reason),
@@ -269,7 +269,7 @@ def result_of(
         outcomes=outcomes,
         runs_at=runs_at,
         exact_over_shared=exact_over_shared,
-        full_over_reduced=ratio_of(evidence, (Compilation.EXACT, Compilation.SHARED), (Compilation.REDUCED,)),
+        full_over_reduced=compare_programs(evidence, (Compilation.EXACT, Compilation.SHARED), (Compilation.REDUCED,)),
         peak_memory_bytes=_most(item.peak_memory_bytes for item in as_run),
         resident_memory_bytes=_most(item.resident_memory_bytes for item in as_run),
         memory_headroom_bytes=max(0, budgets[-1] - needed) if budgets and needed is not None else None,
@@ -280,8 +280,10 @@ def result_of(
     )
 
 
-def ratio_of(evidence: Sequence[Evidence], over: Sequence[Compilation], under: Sequence[Compilation]) -> float | None:
-    """Return the throughput of some programs over that of others, geometric mean over sizes; None for no such size."""
+def compare_programs(
+    evidence: Sequence[Evidence], over: Sequence[Compilation], under: Sequence[Compilation]
+) -> float | None:
+    """Return the geometric mean over sizes of the throughput of some programs over others; None for no such size."""
     ratios = []
     for program in {(item.micro_batch_size, item.variant) for item in evidence}:
         measured = [item for item in evidence if item.is_measured]
@@ -294,7 +296,7 @@ def ratio_of(evidence: Sequence[Evidence], over: Sequence[Compilation], under: S
     return math.exp(float(np.mean(ratios))) if ratios else None
 
 
-def error_of(
+def explain_no_result(
     reason: StopReason,
     space: Space,
     evidence: Sequence[Evidence],
@@ -334,7 +336,7 @@ def _broken_program(
     ran = {item.micro_batch_size for item in evidence if item.is_measured}
     ran -= {item.micro_batch_size for item in failed}
     but = f" but the smallest, {space.base}" if space.base in ran else ""
-    belief = RunBelief.of(space, [item for item in evidence if not item.variant])
+    belief = RunBelief.from_evidence(space, [item for item in evidence if not item.variant])
     runs_at = belief.words if belief and belief.excludes_by_rule else None
     return UserProgramError(
         f"the program fails at every micro-batch size tried ({sizes}){but}: {(crash or failed[-1]).reason}",

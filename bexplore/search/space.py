@@ -101,7 +101,7 @@ class Space:
             raise UserInputError("candidate micro-batch sizes must ascend without repeats")
 
     @classmethod
-    def of(cls, sizes: Iterable[int]) -> Space:
+    def from_sizes(cls, sizes: Iterable[int]) -> Space:
         """Return the space of these sizes, sorted, repeats removed."""
         return cls(sizes=tuple(sorted(set(sizes))))
 

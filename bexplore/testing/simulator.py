@@ -330,14 +330,14 @@ def _draw_space(rng: np.random.Generator, powers: tuple[float, float] = (4, 12))
     largest = int(2 ** rng.uniform(*powers))
     kind = rng.choice(["all", "powers", "multiples", "list"], p=[0.5, 0.2, 0.15, 0.15])
     if kind == "all":
-        return Space.of(default_candidates(1, largest))
+        return Space.from_sizes(default_candidates(1, largest))
     if kind == "powers":
         first = int(rng.integers(0, 4))
-        return Space.of(2**power for power in range(first, max(int(math.log2(largest)), first + 3) + 1))
+        return Space.from_sizes(2**power for power in range(first, max(int(math.log2(largest)), first + 3) + 1))
     if kind == "multiples":
-        return Space.of(range(8, max(largest, 64) + 1, 8))
+        return Space.from_sizes(range(8, max(largest, 64) + 1, 8))
     wanted = np.exp(rng.uniform(0, math.log(max(largest, 64)), int(rng.integers(6, 20))))
-    return Space.of([1, *np.ceil(wanted).astype(int).tolist()])
+    return Space.from_sizes([1, *np.ceil(wanted).astype(int).tolist()])
 
 
 def _draw_short_space(rng: np.random.Generator) -> Space:
@@ -345,7 +345,7 @@ def _draw_short_space(rng: np.random.Generator) -> Space:
     first, count = int(rng.integers(0, 5)), int(rng.integers(4, 10))
     powers = [2**power for power in range(first, first + count)]
     between = [3 * size // 2 for size in powers[1:] if rng.random() < 0.25]
-    return Space.of([*powers, *between])
+    return Space.from_sizes([*powers, *between])
 
 
 def _draw_fine_or_short_space(rng: np.random.Generator) -> Space:
@@ -358,12 +358,12 @@ def _draw_few(rng: np.random.Generator) -> Space:
     count = int(rng.integers(3, 9))
     if rng.random() < 0.5:
         first = int(rng.integers(0, 7))
-        return Space.of(2**power for power in range(first, first + count))
+        return Space.from_sizes(2**power for power in range(first, first + count))
     steps = rng.uniform(math.log(1.15), math.log(3.0), count - 1)
     sizes = [int(2 ** rng.uniform(0, 6))]
     for step in steps:
         sizes.append(max(round(sizes[-1] * math.exp(step)), sizes[-1] + 1))
-    return Space.of(sizes)
+    return Space.from_sizes(sizes)
 
 
 def _device_curve(sizes: Array, rng: np.random.Generator, *, peaked: bool, flat: bool) -> Array:

@@ -17,7 +17,7 @@ from bexplore.search.space import Space
 from tests import postgres_builders
 
 pytestmark = pytest.mark.skipif(bool(postgres_builders.missing()), reason=postgres_builders.missing() or "it is there")
-SPACE = Space.of([1, 2, 4, 8, 16])
+SPACE = Space.from_sizes([1, 2, 4, 8, 16])
 
 
 @pytest.fixture

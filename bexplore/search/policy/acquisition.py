@@ -89,7 +89,9 @@ def rank(
     rivals = _rivals(posterior, contenders, settings.tolerance)
     if len(rivals):
         candidates = np.union1d(candidates, rivals)
-    cost = extra_s + costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
+    cost = extra_s + costs.estimate_s(
+        expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False
+    )
     # Every exploration starts a worker and compiles, beside which the seconds of short probes do not count.
     cost_s = cost + costs.program_s
     risky = _risk_s(posterior, costs) > MOST_RISK * costs.spent_s

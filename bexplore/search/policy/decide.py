@@ -26,7 +26,7 @@ from bexplore.search.policy.decision import (
 )
 from bexplore.search.policy.first_probe import first_probe, only_base_runs
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_compilation
-from bexplore.search.posterior.joint import ONE_VARIANT, Variant, at_present_speed, fit_joint
+from bexplore.search.posterior.joint import ONE_VARIANT, Variant, fit_joint, shift_to_present_speed
 from bexplore.search.posterior.noise_model import DISTURBED_SDS, EXPECTED_PROBE_SD, common_mode_sd
 from bexplore.search.posterior.posterior import LIKELY_FITS, Posterior, fit_posterior
 from bexplore.search.posterior.runnable import extended
@@ -92,7 +92,7 @@ def decide(
         return fit_posterior(space, known, memory=variants[0].memory, seed=seed, user_compilation=user_compilation)
 
     fitted = fit(finished)
-    now = at_present_speed(fitted, finished, settings.user_compilation)
+    now = shift_to_present_speed(fitted, finished, settings.user_compilation)
     best = recommend(now, finished, tolerance=settings.tolerance, base_variant=_base_variant(finished))
     ahead = fit([*finished, *(_imagined(fitted, item) for item in in_flight)]) if in_flight else fitted
     costs = Costs.learnt(finished, settings)
@@ -158,7 +158,7 @@ class _Step:
     def _each_s(self) -> Array:
         """(D,), seconds that a probe of each size is expected to take."""
         pass_s = expected_pass_s(self.fitted)
-        usual_s = self.costs.of(pass_s, compilation=self.settings.search_compilation, fresh_worker=False)
+        usual_s = self.costs.estimate_s(pass_s, compilation=self.settings.search_compilation, fresh_worker=False)
         return np.asarray(usual_s + self._extra_s)
 
     @cached_property
@@ -426,7 +426,7 @@ class _Step:
             fresh_worker=fresh_worker,
             max_passes=max_passes,
             interleaved_with=others,
-            expected_s=float(costs.of(pass_s, compilation=compilation, fresh_worker=fresh_worker)) + others_s,
+            expected_s=float(costs.estimate_s(pass_s, compilation=compilation, fresh_worker=fresh_worker)) + others_s,
             variant=variant,
         )
 

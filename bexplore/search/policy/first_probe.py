@@ -84,7 +84,7 @@ def _first(
     """Decide before any measurement: the base first; where it fails for its own reason, the likeliest size to run."""
     open_sizes = space.after(finished).open_sizes
     failures = [item for item in finished if item.outcome is not Outcome.OUT_OF_MEMORY]
-    belief = RunBelief.of(space, finished)
+    belief = RunBelief.from_evidence(space, finished)
     if same_everywhere(space, finished) and (belief is None or _is_broken(belief, open_sizes)):
         return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
     if not open_sizes:
@@ -109,7 +109,7 @@ def _first(
         compilation=settings.search_compilation,
         fresh_worker=bool(finished),
         max_passes=settings.max_passes,
-        expected_s=float(costs.of(np.array(0.0), compilation=settings.search_compilation, fresh_worker=True)),
+        expected_s=float(costs.estimate_s(np.array(0.0), compilation=settings.search_compilation, fresh_worker=True)),
     )
 
 
@@ -150,7 +150,7 @@ def only_base_runs(space: Space, finished: Sequence[Evidence]) -> bool:
     others = [item for item in finished if item not in failed]
     if not failed or not all(item.is_measured and item.timed_sizes == (space.base,) for item in others):
         return False
-    belief = RunBelief.of(space, finished)
+    belief = RunBelief.from_evidence(space, finished)
     return belief is None or belief.words is None or not belief.excludes_by_rule
 
 

@@ -113,6 +113,6 @@ def _probe(fitted: Posterior, evidence: Sequence[Evidence], settings: SearchSett
         compilation=compilation,
         fresh_worker=fresh,
         max_passes=costs.passes(float(pass_s), compilation=compilation, fresh_worker=fresh),
-        expected_s=float(costs.of(pass_s, compilation=compilation, fresh_worker=fresh)),
+        expected_s=float(costs.estimate_s(pass_s, compilation=compilation, fresh_worker=fresh)),
         posterior=fitted,
     )

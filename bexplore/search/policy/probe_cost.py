@@ -78,7 +78,7 @@ class Costs:
             reduced_share=settings.depths.cost_share if settings.depths else 1.0,
         )
 
-    def of(self, pass_s: Array, *, compilation: Compilation, fresh_worker: bool) -> Array:
+    def estimate_s(self, pass_s: Array, *, compilation: Compilation, fresh_worker: bool) -> Array:
         """Return the seconds of a probe whose pass takes `pass_s` at full depth."""
         if compilation is Compilation.REDUCED:
             pass_s = self.reduced_share * pass_s
@@ -161,6 +161,6 @@ def _is_cheaper(fitted: Posterior, num_finished: int, costs: Costs) -> bool:
     likely_best = np.bincount(fitted.values.argmax(axis=1), minlength=len(fitted.sizes)) / len(fitted.values)
     pass_s = np.array(float(likely_best @ expected_pass_s(fitted)))
     probes_left = max(EXPECTED_PROBES - num_finished, 1)
-    full_s = probes_left * costs.of(pass_s, compilation=Compilation.SHARED, fresh_worker=False)
+    full_s = probes_left * costs.estimate_s(pass_s, compilation=Compilation.SHARED, fresh_worker=False)
     reduced_s = 2.0 * (costs.start_s + costs.compile_s) + costs.reduced_share * full_s
     return float(reduced_s) < CLEARLY_CHEAPER * float(full_s)

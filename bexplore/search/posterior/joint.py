@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.noise_model import share_of_level
+from bexplore.search.posterior.noise_model import estimate_level_share
 from bexplore.search.posterior.posterior import Posterior, fit_posterior
 from bexplore.search.posterior.prior import Kinship
 from bexplore.search.space import MemoryPrior, Space
@@ -109,10 +109,10 @@ def fit_joint(
         )
         for number, variant in enumerate(variants)
     )
-    return joined(parts)
+    return join_posteriors(parts)
 
 
-def joined(parts: Sequence[Posterior]) -> JointPosterior:
+def join_posteriors(parts: Sequence[Posterior]) -> JointPosterior:
     """Return posteriors of several variants as one."""
     ends = np.cumsum([0, *(len(part.sizes) for part in parts)])
     covariance = np.full((ends[-1], ends[-1]), np.nan)
@@ -142,8 +142,10 @@ def _with_independent(covariance: Array) -> Array:
     return np.where(both & ~np.isfinite(covariance), 0.0, covariance)
 
 
-def at_present_speed(posterior: Posterior, evidence: Sequence[Evidence], user_compilation: Compilation) -> Posterior:
-    """Return the posterior with all curves moved to the level that the last measurement shows.
+def shift_to_present_speed(
+    posterior: Posterior, evidence: Sequence[Evidence], user_compilation: Compilation
+) -> Posterior:
+    """Return the posterior with all curves shifted to the level that the last measurement shows.
 
     The last probe of the training's own program differs from the mean of its size by what is common to all sizes at
     that moment, and by its own noise, each by its share of their variances. Until that program ran, its level is
@@ -156,11 +158,11 @@ def at_present_speed(posterior: Posterior, evidence: Sequence[Evidence], user_co
     last = ([item for item in measured if item.compilation is user_compilation] or measured)[-1]
     residual = last.log_throughput - float(posterior.mean[posterior.index(last.micro_batch_size, last.variant)])
     probe_variance = float(np.mean(posterior.probe_sd**2))
-    share = share_of_level(measured, last, user_compilation, probe_variance=probe_variance)
-    return moved(posterior, np.full(len(posterior.sizes), share * residual))
+    share = estimate_level_share(measured, last, user_compilation, probe_variance=probe_variance)
+    return shift_log_throughput(posterior, np.full(len(posterior.sizes), share * residual))
 
 
-def moved(posterior: Posterior, shift: Array) -> Posterior:
+def shift_log_throughput(posterior: Posterior, shift: Array) -> Posterior:
     """Return the posterior with (D,) added to the ln(samples/s) of each size."""
     result = dataclasses.replace(
         posterior,
@@ -171,5 +173,5 @@ def moved(posterior: Posterior, shift: Array) -> Posterior:
     if isinstance(result, JointPosterior):
         ends = [result.start(variant) for variant in range(1, len(result.parts))]
         shifts = zip(result.parts, np.split(shift, ends), strict=True)
-        return dataclasses.replace(result, parts=tuple(moved(part, own) for part, own in shifts))
+        return dataclasses.replace(result, parts=tuple(shift_log_throughput(part, own) for part, own in shifts))
     return result

@@ -85,7 +85,7 @@ class _Row:
         return math.isfinite(self.log_pass_sd) and self.num_passes >= 2
 
 
-def measurements_of(
+def collect_measurements(
     sizes: NDArray[np.int64],
     measured: Sequence[Evidence],
     user_compilation: Compilation,
@@ -142,7 +142,7 @@ def common_mode_sd(measured: Sequence[Evidence]) -> float:
     return _common_mode_sd([row for probe, item in enumerate(measured) for row in _rows(probe, item)])
 
 
-def share_of_level(
+def estimate_level_share(
     measured: Sequence[Evidence], last: Evidence, user_compilation: Compilation, *, probe_variance: float
 ) -> float:
     """Return which share, 0 to 1, of a probe's distance from its size's mean is common to all sizes at that moment.

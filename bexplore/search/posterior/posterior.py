@@ -163,7 +163,7 @@ def fit_posterior(
     measured = [item for item in own if item.is_measured]
     remaining = space.after(own)
     boundaries = _boundaries(space, measured, remaining, memory, seed)
-    belief, drawn = RunBelief.of(space, own), None
+    belief, drawn = RunBelief.from_evidence(space, own), None
     if belief is not None:
         drawn = belief.draw(np.random.default_rng([seed, RUNS_STREAM]).random((2, NUM_DRAWS)))
     certain = sorted({*covered, *(item.micro_batch_size for item in evidence)})
@@ -337,7 +337,7 @@ class CredibleBand:
     fits: tuple[float, ...]
 
     @classmethod
-    def of(cls, posterior: Posterior | None) -> CredibleBand | None:
+    def from_posterior(cls, posterior: Posterior | None) -> CredibleBand | None:
         """Return the band of a posterior; None where nothing was measured."""
         if posterior is None:
             return None

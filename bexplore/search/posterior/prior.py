@@ -106,7 +106,7 @@ class Hyper:
             pass_sd: ln(pass time), between passes of one probe: where these scatter, probes scatter too.
         """
         relative = cls._relative_grid()
-        return dataclasses.replace(relative, probe_sd=relative.probe_sd * probe_sd_of(pass_sd))
+        return dataclasses.replace(relative, probe_sd=relative.probe_sd * draw_probe_sd(pass_sd))
 
     @classmethod
     @lru_cache(maxsize=1)
@@ -132,7 +132,7 @@ class Hyper:
         return points[list(CLIFF_SMOOTH), CLIFF_ROUGH].ravel()
 
 
-def probe_sd_of(pass_sd: float) -> float:
+def draw_probe_sd(pass_sd: float) -> float:
     """Return the expected noise between two probes of one size, ln(samples/s), from that between passes of one."""
     return float(np.clip(pass_sd, LEAST_PASS_SD, MOST_PASS_SD))
 
@@ -158,24 +158,24 @@ class ShapePrior:
         reach = max(self.reach, 2 * self.base)
         span = np.log(reach / self.base)
 
-        def stratified() -> Array:
+        def draw_stratified() -> Array:
             return (rng.permutation(count) + rng.random(count)) / count
 
         low, high = np.log(HALF_SIZE_RANGE[0] * self.base), np.log(HALF_SIZE_RANGE[1] * reach)
-        has_waves = stratified() < WAVE_RATE
+        has_waves = draw_stratified() < WAVE_RATE
         power_blocks = 2.0 ** rng.integers(*POWER_BLOCKS, count)
         free_blocks = np.exp(rng.uniform(np.log(FREE_BLOCKS[0]), np.log(max(2.0, FREE_BLOCKS[1] * reach)), count))
         return {
-            "half": np.exp(low + (high - low) * stratified()),
+            "half": np.exp(low + (high - low) * draw_stratified()),
             "power": rng.choice(SHARPNESS, count, p=SHARPNESS_WEIGHTS),
             "block": np.where(rng.random(count) < POWER_BLOCK_RATE, power_blocks, free_blocks),
             "block_share": np.where(has_waves, rng.uniform(0, MAX_WAVE_SHARE, count), 0.0),
             "alignment": ALIGNMENTS[rng.integers(0, len(ALIGNMENTS), count)].astype(float),
-            "alignment_loss": np.where(stratified() < ALIGNMENT_RATE, rng.exponential(ALIGNMENT_LOSS, count), 0.0),
-            "decline": np.where(stratified() < DECLINE_RATE, rng.exponential(DECLINE_SLOPE, count), 0.0),
+            "alignment_loss": np.where(draw_stratified() < ALIGNMENT_RATE, rng.exponential(ALIGNMENT_LOSS, count), 0.0),
+            "decline": np.where(draw_stratified() < DECLINE_RATE, rng.exponential(DECLINE_SLOPE, count), 0.0),
             "decline_start": rng.uniform(0.0, 1.0, count) * span,
             "decline_width": rng.uniform(*DECLINE_WIDTHS, count),
-            "pressure": np.where(stratified() < PRESSURE_RATE, rng.exponential(PRESSURE_LOSS, count), 0.0),
+            "pressure": np.where(draw_stratified() < PRESSURE_RATE, rng.exponential(PRESSURE_LOSS, count), 0.0),
             "pressure_from": rng.uniform(*PRESSURE_FROM, count),
             "pressure_power": rng.integers(*PRESSURE_POWERS, count).astype(float),
         }

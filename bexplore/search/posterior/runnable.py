@@ -68,7 +68,7 @@ class RunBelief:
     named: Clues
 
     @classmethod
-    def of(cls, space: Space, evidence: Sequence[Evidence]) -> RunBelief | None:
+    def from_evidence(cls, space: Space, evidence: Sequence[Evidence]) -> RunBelief | None:
         """Return the belief after these probes of one variant; None where none failed for a reason of its own."""
         ran = {size for item in evidence if item.is_measured for size in item.timed_sizes}
         failures = [item for item in evidence if item.outcome in FAILURES and item.micro_batch_size not in ran]
@@ -210,7 +210,7 @@ def extended(space: Space, evidence: Sequence[Evidence]) -> Space:
     # Before anything ran: the sizes that were added then stay.
     early = list(itertools.takewhile(lambda item: not item.is_measured, evidence))
     variants = sorted({item.variant for item in early})
-    beliefs = [RunBelief.of(space, [item for item in early if item.variant == one]) for one in variants]
+    beliefs = [RunBelief.from_evidence(space, [item for item in early if item.variant == one]) for one in variants]
     return everything.including(size for belief in beliefs if belief for size in _beside(space, belief))
 
 

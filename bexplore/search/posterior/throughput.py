@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array, Index
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.noise_model import Measurements, estimates_alone, measurements_of
+from bexplore.search.posterior.noise_model import Measurements, collect_measurements, estimates_alone
 from bexplore.search.posterior.prior import (
     CLIFF_RATE,
     CLIFF_SDS,
@@ -108,7 +108,7 @@ def draw_curves(
         kinship: What measurements of other variants tell of the curve; None where there is one variant.
     """
     shapes = prior.evaluate(sizes)
-    data, center = measurements_of(sizes, measured, user_compilation, kinship=kinship)
+    data, center = collect_measurements(sizes, measured, user_compilation, kinship=kinship)
     levels = shapes[data.at].mean(axis=0)
     fields = _fields(prior.seed, tuple(sizes.tolist()))
     misfit = (data.values[:, None] - shapes[data.at] + levels).T

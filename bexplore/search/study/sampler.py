@@ -35,7 +35,7 @@ class BexploreSampler(BaseSampler):
     memory, and a `FAIL`ed one failed for a reason of its own.
 
     Example:
-        >>> space = Space.of([1, 2, 4, 8])
+        >>> space = Space.from_sizes([1, 2, 4, 8])
         >>> study = optuna.create_study(direction="maximize", sampler=BexploreSampler(space))
         >>> study.ask().suggest_int("micro_batch_size", 1, 8)
         1
@@ -129,7 +129,7 @@ class BexploreSampler(BaseSampler):
             self._last = (key, decision)
         return self._last[1]
 
-    def decision_of(self, study: optuna.Study, number: int) -> Decision:
+    def read_decision(self, study: optuna.Study, number: int) -> Decision:
         """Return the decision behind a trial; with one candidate, Optuna does not call the sampler."""
         return self._decisions.pop(number, None) or self.decide(study, asking=number)
 
@@ -141,7 +141,7 @@ class BexploreSampler(BaseSampler):
             if trial.state is TrialState.RUNNING and trials.PARAMETER not in trial.params:
                 num_unassigned += asking is None or trial.number < asking
             elif trials.PARAMETER in trial.params:
-                evidence.append(trials.evidence_of(trial))
+                evidence.append(trials.read_evidence(trial))
         return evidence, num_unassigned
 
 
@@ -156,7 +156,7 @@ def open_study(
     study = optuna.create_study(
         storage=open_storage(storage), study_name=name, direction="maximize", load_if_exists=True, sampler=sampler
     )
-    specification, stored = _search_specification(sampler), trials.search_specification_of(study)
+    specification, stored = _search_specification(sampler), trials.read_search_specification(study)
     if not stored:
         trials.set_search_specification(study, specification)
         _name_the_value(study)

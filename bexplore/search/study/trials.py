@@ -34,7 +34,7 @@ SHOWN_DIGITS = 5  # of a figure in a dashboard. Source: two more than repeated p
 STATES = {Outcome.MEASURED: TrialState.COMPLETE, Outcome.OUT_OF_MEMORY: TrialState.PRUNED}  # any other outcome: FAIL
 
 
-def search_specification_of(study: optuna.Study) -> dict[str, Any]:
+def read_search_specification(study: optuna.Study) -> dict[str, Any]:
     """Return the study's search specification; empty for a new study."""
     return study._storage.get_study_system_attrs(study._study_id).get(ATTRIBUTE, {})
 
@@ -44,14 +44,14 @@ def set_search_specification(study: optuna.Study, search_specification: Mapping[
     study._storage.set_study_system_attr(study._study_id, ATTRIBUTE, dict(search_specification))
 
 
-def num_replicas_of(study: optuna.Study) -> int | None:
+def read_num_replicas(study: optuna.Study) -> int | None:
     """Return the replicas that the latest measured probe of a command showed; None where none did."""
     measured = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     seen = (trial.system_attrs.get(ATTRIBUTE, {}).get("num_replicas") for trial in reversed(measured))
     return next((number for number in seen if number), None)
 
 
-def evidence_of(trial: FrozenTrial) -> Evidence:
+def read_evidence(trial: FrozenTrial) -> Evidence:
     """Return the evidence in a trial that has a size, written by bexplore or by another program."""
     record = trial.system_attrs.get(ATTRIBUTE, {}).get("evidence")
     if record is not None and trial.state.is_finished():
@@ -134,7 +134,7 @@ def _owner_is_dead(trial: FrozenTrial) -> bool:
 
 
 def _trial_of(observation: Observation, study: optuna.Study) -> FrozenTrial:
-    sizes = search_specification_of(study)
+    sizes = read_search_specification(study)
     size = observation.micro_batch_size
     state = STATES.get(observation.outcome, TrialState.FAIL)
     params = {PARAMETER: size}
@@ -162,7 +162,7 @@ def lease(trial: optuna.Trial, probe: Probe, *, now: float, seconds: float = LEA
 
 
 @contextmanager
-def leased(study: optuna.Study, trial: optuna.Trial, probe: Probe, *, seconds: float = LEASE_S) -> Iterator[None]:
+def hold_lease(study: optuna.Study, trial: optuna.Trial, probe: Probe, *, seconds: float = LEASE_S) -> Iterator[None]:
     """Renew the trial's lease until the block, or this process, ends."""
     lease(trial, probe, now=time.time(), seconds=seconds)
     if isinstance(study._storage, InMemoryStorage):
@@ -255,4 +255,4 @@ def _mib(num_bytes: int | None) -> float | None:
 
 def _record(observation: Observation) -> dict[str, Any]:
     seen = {"num_replicas": observation.details["num_replicas"]} if "num_replicas" in observation.details else {}
-    return {"number": observation.probe.number, "evidence": Evidence.of(observation).as_dict()} | seen
+    return {"number": observation.probe.number, "evidence": Evidence.from_observation(observation).as_dict()} | seen

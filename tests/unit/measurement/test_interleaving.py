@@ -96,7 +96,7 @@ def test_few_passes_of_a_size_alone_leave_out_what_was_disturbed(disturbed: tupl
     observation = Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=disturbed)
 
     assert observation.estimates[4].pass_time_s == pytest.approx(1.0, rel=0.01)
-    assert Evidence.of(observation).num_passes == sum(seconds < 2.0 for seconds in disturbed)
+    assert Evidence.from_observation(observation).num_passes == sum(seconds < 2.0 for seconds in disturbed)
 
 
 def rounds_of(*times_s: tuple[float, float], is_screening: bool, **changes: Any) -> InterleavedTiming:

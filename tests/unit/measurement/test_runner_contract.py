@@ -44,7 +44,7 @@ class TestSimulatedRunner(RunnerContract):
         sizes = np.array(SIZES, dtype=float)
         world = World(
             family=Family.SMOOTH,
-            space=Space.of(SIZES),
+            space=Space.from_sizes(SIZES),
             log_throughput=np.log([saturating(size) / 100 for size in SIZES]),  # long passes: one is timed at a time
             peak_bytes=sizes * GIB / 32,
             budget_bytes=GIB,

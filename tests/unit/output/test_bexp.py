@@ -64,7 +64,7 @@ SHARED = SearchSettings(search_compilation=Compilation.SHARED, verify_exact=Fals
 
 def asked(*evidence: Evidence, **settings) -> tuple[int, ...]:
     """What the next probe is interleaved with."""
-    return decide(Space.of(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
+    return decide(Space.from_sizes(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
 
 
 def test_one_round_is_reported_as_one():

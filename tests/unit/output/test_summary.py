@@ -324,7 +324,7 @@ SHARED = SearchSettings(search_compilation=Compilation.SHARED, verify_exact=Fals
 
 def asked(*evidence: Evidence, **settings) -> tuple[int, ...]:
     """What the next probe is interleaved with."""
-    return decide(Space.of(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
+    return decide(Space.from_sizes(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
 
 
 ONE_RANK = {"description": "FSDP over 8 ranks", "num_ranks": 8, "num_replicas": 8, "effective_pass_s": 1.125}

@@ -19,7 +19,7 @@ from bexplore.search.policy.decision import StopReason
 from bexplore.search.space import Space
 from tests.builders import JOBS, observed
 
-SPACE = Space.of([1, 2, 4, 8, 16])
+SPACE = Space.from_sizes([1, 2, 4, 8, 16])
 
 
 def answers(probe: Probe) -> Observation:

@@ -63,7 +63,7 @@ def posterior() -> JointPosterior:
     evidence = [measured(1, 50.0), measured(8, 200.0)]
     evidence += [measured(8, 180.0, variant=1), measured(32, 270.0, variant=1)]
     return fit_joint(
-        Space.of(range(1, 33)),
+        Space.from_sizes(range(1, 33)),
         [Variant(memory=one) for one in memory],
         evidence,
         seed=0,
@@ -129,6 +129,6 @@ def test_there_is_no_gain_over_settings_that_fit_at_no_size():
     small = MemoryPrior(peak_bytes=lambda size: GIB / 2, budget_bytes=GIB, relative_sd=0.02)
     evidence = [measured(size, 10.0 * size, variant=1) for size in (1, 2)]
     variants = [Variant(memory=memory), Variant(memory=small, log_speed=math.log(0.8))]
-    posterior = fit_joint(Space.of(range(1, 5)), variants, evidence, seed=0, user_compilation=Compilation.EXACT)
+    posterior = fit_joint(Space.from_sizes(range(1, 5)), variants, evidence, seed=0, user_compilation=Compilation.EXACT)
 
     assert over_file(posterior, 2, 1) is None

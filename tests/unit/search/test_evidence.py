@@ -23,7 +23,7 @@ from tests.search_builders import CurveRunner, measured, saturating
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SHARED = SearchSettings(search_compilation=Compilation.SHARED, user_compilation=Compilation.SHARED, verify_exact=False)
-LADDER = Space.of([8, 16, 32, 64, 128, 192, 256])
+LADDER = Space.from_sizes([8, 16, 32, 64, 128, 192, 256])
 RISING = {8: 100.0, 16: 180.0, 32: 300.0, 64: 410.0, 128: 480.0, 256: 1.0}
 
 
@@ -74,7 +74,7 @@ def test_nothing_is_recommended_that_its_own_measurements_put_below_anothers():
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
 def test_a_probe_that_was_disturbed_is_repeated_before_anything_is_concluded_from_it(share: float):
-    space = Space.of([1, 4, 16, 64, 256])
+    space = Space.from_sizes([1, 4, 16, 64, 256])
     runner = slowed_once(256, share)
     result, probed = explored(runner, space)
     assert runner.sizes.count(256) >= 2
@@ -87,7 +87,7 @@ def test_a_probe_that_was_disturbed_is_repeated_before_anything_is_concluded_fro
 def test_of_two_probes_of_one_size_neither_is_believed_alone(share: float):
     evidence = [measured(size, saturating(size)) for size in (1, 8, 16, 64, 128)]
     disturbed = [*evidence, measured(32, share * saturating(32)), measured(32, saturating(32))]
-    posterior = fit_posterior(Space.of([1, 8, 16, 32, 64, 128]), disturbed)
+    posterior = fit_posterior(Space.from_sizes([1, 8, 16, 32, 64, 128]), disturbed)
     at = posterior.index(32)
     error = math.sqrt(posterior.own_level_covariance[at, at])
     assert abs(posterior.own_level[at] - math.log(saturating(32))) < error
@@ -116,7 +116,7 @@ def test_neighbours_of_the_faster_measurement_do_not_excuse_the_slower(contentio
         ),
     ]
 
-    belief = fit_posterior(Space.of(range(1, 65)), evidence, user_compilation=Compilation.SHARED)
+    belief = fit_posterior(Space.from_sizes(range(1, 65)), evidence, user_compilation=Compilation.SHARED)
     best = recommend(belief, evidence, tolerance=0.05)
 
     assert best.relative_performance < 10.0
@@ -140,7 +140,7 @@ def test_rounds_that_neighbours_made_slow_are_overruled_by_quicker_rounds_of_the
         interleaved_evidence(32, 11.69, 2.92),
     ]
 
-    best = recommend(fit_posterior(Space.of(range(1, 65)), evidence), evidence, tolerance=0.05)
+    best = recommend(fit_posterior(Space.from_sizes(range(1, 65)), evidence), evidence, tolerance=0.05)
 
     assert best.relative_performance < 5.0
     assert best.relative_performance_interval[0] < 2.5
@@ -177,7 +177,7 @@ def test_rounds_that_bursts_of_others_hit_decide_nothing():
 def told_otherwise(speeds: dict[int, float]) -> Recommendation:
     """What is recommended where the belief says that 64 is 2.5 times as fast as 8, and their own measurements this."""
     evidence = [measured(8, 100.0), measured(64, 250.0)]
-    belief = fit_posterior(Space.of(speeds), evidence)
+    belief = fit_posterior(Space.from_sizes(speeds), evidence)
     own_level = np.log([speeds[size] for size in belief.sizes.tolist()])
     best = recommend(dataclasses.replace(belief, own_level=own_level), evidence, tolerance=0.02)
     assert best is not None
@@ -196,7 +196,7 @@ def test_no_relative_performance_is_told_that_two_sizes_do_not_allow_by_themselv
 
 
 def test_the_relative_performance_is_told_with_an_interval_that_its_measurements_allow():
-    result, probed = explored(CurveRunner(), Space.of([1, 8, 32, 64, 128]))
+    result, probed = explored(CurveRunner(), Space.from_sizes([1, 8, 32, 64, 128]))
     best = result.recommendation
     low, high = best.relative_performance_interval
     assert low <= best.relative_performance <= high
@@ -207,7 +207,7 @@ def test_the_relative_performance_is_told_with_an_interval_that_its_measurements
 
 
 def test_where_a_doubling_gained_nothing_hardly_any_far_size_is_believed_to_be_faster():
-    every_size = Space.of(range(1, 2_000))
+    every_size = Space.from_sizes(range(1, 2_000))
 
     def share_of_far(throughputs: dict[int, float]) -> float:
         belief = fit_posterior(every_size, [measured(size, value) for size, value in throughputs.items()])

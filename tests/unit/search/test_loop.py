@@ -30,8 +30,8 @@ from tests.search_builders import CurveRunner, failed, measured, saturating
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SHARED = SearchSettings()
-FEW = Space.of([1, 2, 4, 8, 16, 32, 64])
-MANY = Space.of(default_candidates(1, 512))
+FEW = Space.from_sizes([1, 2, 4, 8, 16, 32, 64])
+MANY = Space.from_sizes(default_candidates(1, 512))
 
 
 def result_of(runner: Callable[[Probe], Observation], space: Space = FEW, **options) -> Result:
@@ -113,7 +113,7 @@ def test_a_process_that_holds_more_than_its_tensors_costs_at_most_one_probe_that
     )
 
     soon_flat = HoldingRunner(lambda size: 1000.0 * size / (size + 3.0))
-    result = result_of(soon_flat, Space.of(default_candidates(1, 185)), variants=(Variant(memory=memory),))
+    result = result_of(soon_flat, Space.from_sizes(default_candidates(1, 185)), variants=(Variant(memory=memory),))
 
     assert result.outcomes.get("out_of_memory", 0) <= 1  # of the sizes up to 185 those up to 130 fit
     assert 96 <= max(soon_flat.sizes) <= 130  # what fits was looked at too
@@ -191,7 +191,7 @@ def test_a_size_that_ran_before_stays_a_candidate_where_less_memory_is_free_now(
     recorded: list[Observation] = []
     first = result_of(CurveRunner(), FEW, run=RunRecord(record=recorded.append))
     again = result_of(
-        CurveRunner(), Space.of([1, 2, 4, 8]), run=RunRecord(history=recorded, storage=tmp_path / "study.log")
+        CurveRunner(), Space.from_sizes([1, 2, 4, 8]), run=RunRecord(history=recorded, storage=tmp_path / "study.log")
     )
     assert again.recommendation.micro_batch_size == first.recommendation.micro_batch_size == 64
 
@@ -307,7 +307,7 @@ class FailingRunner(CurveRunner):
 def test_a_program_that_ends_at_a_size_is_searched_below_it_and_no_failing_size_is_repeated(largest):
     runner = FailingRunner(lambda size: size > largest)
 
-    best = result_of(runner, Space.of(range(1, 1001))).recommendation
+    best = result_of(runner, Space.from_sizes(range(1, 1001))).recommendation
 
     assert not runner.fails(best.micro_batch_size)
     assert saturating(best.micro_batch_size) >= 0.9 * saturating(largest)
@@ -319,7 +319,7 @@ def test_a_program_that_ends_at_a_size_is_searched_below_it_and_no_failing_size_
 def test_a_program_that_fails_at_sizes_by_chance_loses_these_and_the_best_that_ran_is_recommended(seed):
     runner = FailingRunner(lambda size: size > 1 and random.Random(f"{seed}.{size}").random() < 0.25)
 
-    best = result_of(runner, Space.of(range(1, 257))).recommendation
+    best = result_of(runner, Space.from_sizes(range(1, 257))).recommendation
 
     assert not runner.fails(best.micro_batch_size)
     assert saturating(best.micro_batch_size) >= 0.85 * saturating(256)
@@ -329,10 +329,10 @@ def test_a_program_that_fails_at_sizes_by_chance_loses_these_and_the_best_that_r
 
 def test_a_single_size_that_fails_costs_one_probe_and_nothing_beyond_it():
     whole = CurveRunner()
-    first = result_of(whole, Space.of(range(1, 257))).recommendation.micro_batch_size
+    first = result_of(whole, Space.from_sizes(range(1, 257))).recommendation.micro_batch_size
     runner = FailingRunner(lambda size: size == whole.sizes[1])
 
-    best = result_of(runner, Space.of(range(1, 257))).recommendation
+    best = result_of(runner, Space.from_sizes(range(1, 257))).recommendation
 
     assert runner.wasted == [whole.sizes[1]]
     assert saturating(best.micro_batch_size) >= 0.97 * saturating(first)
@@ -342,7 +342,7 @@ def test_where_nothing_but_the_base_runs_there_is_no_answer():
     runner = FailingRunner(lambda size: size > 1)
 
     with pytest.raises(UserProgramError, match=r"fails at every .* but the smallest, 1: ValueError: written") as caught:
-        result_of(runner, Space.of(range(1, 257)))
+        result_of(runner, Space.from_sizes(range(1, 257)))
 
     assert caught.value.traceback_text == "Traceback ..."
     assert len(runner.wasted) == len(set(runner.wasted))
@@ -355,13 +355,13 @@ def test_what_a_reader_must_know_of_the_program_is_among_the_warnings_of_the_res
         def __call__(self, probe: Probe) -> Observation:
             return dataclasses.replace(super().__call__(probe), details={"samples_are_seen": False})
 
-    result = result_of(Unseen(), Space.of(range(1, 17)))
+    result = result_of(Unseen(), Space.from_sizes(range(1, 17)))
 
     assert any("explore.workload.samples_of" in warning for warning in result.warnings)
 
 
 def test_the_smallest_candidate_alone_is_measured_and_recommended():
-    result = result_of(CurveRunner(), Space.of([4]))
+    result = result_of(CurveRunner(), Space.from_sizes([4]))
     assert result.recommendation.micro_batch_size == 4
 
 
@@ -375,7 +375,7 @@ def test_a_long_stretch_that_could_hide_a_better_size_is_not_left_unprobed():
 def gap_in(sizes: list[int], ran: dict[int, float]) -> int | None:
     """The size that an end of the search would leave unseen."""
     evidence = [measured(size, samples_per_s) for size, samples_per_s in ran.items()]
-    fitted = fit_posterior(Space.of(sizes), evidence)
+    fitted = fit_posterior(Space.from_sizes(sizes), evidence)
     best = recommend(fitted, evidence, tolerance=0.02)
     assert best is not None
     index = unseen_gap(fitted, best)
@@ -410,7 +410,7 @@ def test_after_a_refusal_the_program_of_the_search_is_still_warm_unless_a_larger
 
 def test_where_little_is_left_to_learn_most_probes_seem_worthless():
     evidence = [measured(size, 1000.0, log_throughput_se=0.01, num_passes=4) for size in range(1, 41)]
-    fitted = fit_posterior(Space.of(range(1, 41)), evidence)
+    fitted = fit_posterior(Space.from_sizes(range(1, 41)), evidence)
     values = [choice.value for choice in rank(fitted, EXACT, Costs.learnt(evidence, EXACT))]
     assert statistics.median(values) <= 0.0
 
@@ -427,7 +427,7 @@ def test_two_contenders_that_noise_hides_are_measured_interleaved_and_the_noise_
         jitter = itertools.cycle((0.97, 1.03, 1.0))  # passes scatter as much as probes: what they show is believed
         return dataclasses.replace(found, pass_times_s=[time_s * next(jitter) for time_s in found.pass_times_s])
 
-    result = result_of(runner, Space.of([32, 64]), settings=wary)
+    result = result_of(runner, Space.from_sizes([32, 64]), settings=wary)
     rounds = sizes[2:]
     assert len(rounds) >= 3
     assert all(left != right for left, right in itertools.pairwise(rounds))
@@ -435,7 +435,7 @@ def test_two_contenders_that_noise_hides_are_measured_interleaved_and_the_noise_
     assert result.stop_reason in ("target_confidence", "max_probes", "costs_more_than_it_saves")
 
 
-SPACE = Space.of([1, 2, 4, 8, 16])
+SPACE = Space.from_sizes([1, 2, 4, 8, 16])
 
 
 def answers(probe: Probe) -> Observation:
@@ -473,7 +473,7 @@ def test_a_model_that_trains_at_odd_sizes_only_is_explored_at_those():
             return Observation(probe=probe, outcome=Outcome.CRASHED, reason="ValueError: odd only", elapsed_s=1.0)
         return answers(probe)
 
-    *_, result = loop.explore(runner, space=Space.of(range(1, 10)), settings=SearchSettings(max_probes=16))
+    *_, result = loop.explore(runner, space=Space.from_sizes(range(1, 10)), settings=SearchSettings(max_probes=16))
 
     assert result.recommendation.micro_batch_size % 2 == 1
     assert set(result.outcomes) == {"measured", "crashed"}

@@ -13,7 +13,7 @@ from bexplore.measurement.probe import Compilation, Outcome, Purpose
 from bexplore.search import calibration
 from bexplore.search.calibration import Grounds, score
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.joint import at_present_speed
+from bexplore.search.posterior.joint import shift_to_present_speed
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.space import Space
@@ -22,8 +22,8 @@ from tests.search_builders import measured, saturating
 
 
 def recommended(sizes, evidence) -> Recommendation | None:
-    space = Space.of(sizes)
-    belief = at_present_speed(fit_posterior(space, evidence), evidence, Compilation.EXACT)
+    space = Space.from_sizes(sizes)
+    belief = shift_to_present_speed(fit_posterior(space, evidence), evidence, Compilation.EXACT)
     return recommend(belief, evidence, tolerance=0.02)
 
 
@@ -60,7 +60,7 @@ def test_noise_keeps_the_score_low():
 
 @pytest.mark.parametrize("ran", [(8, 64), (8, 16, 64), (16, 32, 64)])
 def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_round(ran):
-    space = Space.of([8, 16, 32, 64, 128])
+    space = Space.from_sizes([8, 16, 32, 64, 128])
     evidence = [measured(size, saturating(size)) for size in ran]
     belief = fit_posterior(space, evidence)
 
@@ -76,7 +76,7 @@ def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_ro
 
 
 def test_how_far_a_size_may_be_is_not_told_where_others_are_likely_to_be_out_of_all_proportion():
-    belief = fit_posterior(Space.of([8, 16]), [measured(8, 100.0)])
+    belief = fit_posterior(Space.from_sizes([8, 16]), [measured(8, 100.0)])
     dropped = dataclasses.replace(belief, feasible=np.zeros_like(belief.feasible))
     assert recommend(belief, [measured(8, 100.0)], tolerance=0.02).regret_bound_90 is not None
     assert recommend(dropped, [measured(8, 100.0)], tolerance=0.02).regret_bound_90 is None

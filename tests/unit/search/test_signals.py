@@ -16,7 +16,7 @@ from bexplore.search.space import Space
 from tests.search_builders import CurveRunner, failed
 
 SETTINGS = SearchSettings(max_probes=12)
-FEW = Space.of([1, 2, 4, 8, 16, 32])
+FEW = Space.from_sizes([1, 2, 4, 8, 16, 32])
 REASON = "the worker was ended by SIGTERM"
 
 

@@ -74,12 +74,12 @@ def test_a_rule_that_leaves_nothing_is_a_users_mistake_that_says_what_to_do(rule
 
 
 def test_an_out_of_memory_narrows_the_space_to_what_is_smaller():
-    space = Space.of([1, 2, 4, 8, 16])
+    space = Space.from_sizes([1, 2, 4, 8, 16])
     assert space.after([ended(4, Outcome.MEASURED), ended(8, Outcome.OUT_OF_MEMORY)]).open_sizes == (1, 2, 4)
 
 
 def test_sizes_with_more_samples_than_the_data_are_out_unless_one_of_them_ran():
-    space = Space.of([1, 64, 100, 128, 256])
+    space = Space.from_sizes([1, 64, 100, 128, 256])
     told = Evidence(micro_batch_size=1, outcome=Outcome.MEASURED, max_samples=100)
 
     assert space.after([told]).open_sizes == (1, 64, 100)
@@ -87,32 +87,32 @@ def test_sizes_with_more_samples_than_the_data_are_out_unless_one_of_them_ran():
 
 
 def test_a_success_above_refutes_an_out_of_memory():
-    space = Space.of([1, 2, 4, 8, 16])
+    space = Space.from_sizes([1, 2, 4, 8, 16])
     seen = [ended(8, Outcome.OUT_OF_MEMORY), ended(16, Outcome.MEASURED)]
     assert space.after(seen).smallest_out_of_memory == math.inf
     assert space.after(seen).open_sizes == space.sizes
 
 
 def test_a_verification_that_does_not_fit_is_never_refuted():
-    space = Space.of([1, 2, 4, 8, 16])
+    space = Space.from_sizes([1, 2, 4, 8, 16])
     seen = [ended(16, Outcome.MEASURED), ended(8, Outcome.OUT_OF_MEMORY, Purpose.VERIFY)]
     assert space.after(seen).open_sizes == (1, 2, 4)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE])
 def test_a_failure_that_is_not_about_memory_drops_its_own_size_and_no_other(outcome: Outcome):
-    space = Space.of([1, 2, 4, 8])
+    space = Space.from_sizes([1, 2, 4, 8])
     assert space.after([ended(4, outcome)]).open_sizes == (1, 2, 8)
 
 
 def test_a_size_that_ran_before_is_dropped_after_two_failures():
-    space, ran, crash = Space.of([1, 2, 4, 8]), ended(4, Outcome.MEASURED), ended(4, Outcome.CRASHED)
+    space, ran, crash = Space.from_sizes([1, 2, 4, 8]), ended(4, Outcome.MEASURED), ended(4, Outcome.CRASHED)
     assert space.after([ran, crash]).open_sizes == (1, 2, 4, 8)
     assert space.after([ran, crash, crash]).open_sizes == (1, 2, 8)
 
 
 def test_a_verification_that_fails_drops_its_size_at_once():
-    assert Space.of([1, 2, 4]).after([ended(4, Outcome.CRASHED, Purpose.VERIFY)]).open_sizes == (1, 2)
+    assert Space.from_sizes([1, 2, 4]).after([ended(4, Outcome.CRASHED, Purpose.VERIFY)]).open_sizes == (1, 2)
 
 
 @pytest.mark.parametrize(

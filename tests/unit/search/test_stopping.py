@@ -42,7 +42,7 @@ def test_one_run_that_is_too_fast_does_not_win(size: int, factor: float):
                 return answer
             return dataclasses.replace(answer, pass_times_s=tuple(time_s / factor for time_s in answer.pass_times_s))
 
-    best = result_of(FastOnce(PLATEAU.__getitem__), Space.of(PLATEAU)).recommendation
+    best = result_of(FastOnce(PLATEAU.__getitem__), Space.from_sizes(PLATEAU)).recommendation
     assert PLATEAU[best.micro_batch_size] >= 0.95 * max(PLATEAU.values()) or best.confidence < 90
 
 
@@ -51,7 +51,7 @@ def test_two_runs_that_contradict_each_other_ask_for_a_third(factor: float):
     evidence = [measured(size, speed) for size, speed in PLATEAU.items()]
     best = max(PLATEAU, key=PLATEAU.__getitem__)
     again = [*evidence, measured(best, factor * PLATEAU[best])]
-    space = Space.of(PLATEAU)
+    space = Space.from_sizes(PLATEAU)
     decision = decide(space, again, EXACT)
     assert decision.micro_batch_size == best
     assert decision.recommendation.confidence < decide(space, evidence, EXACT).recommendation.confidence
@@ -62,7 +62,7 @@ def test_a_third_run_decides_which_of_two_was_disturbed(factor: float):
     speeds = {1: 30.0, 8: 190.0, 16: 290.0, 64: 420.0}
     others = [measured(size, speed) for size, speed in speeds.items()]
     three = [measured(32, 370.0), measured(32, factor * 370.0), measured(32, 371.0)]
-    fitted = fit_posterior(Space.of([*speeds, 32]), [*others, *three])
+    fitted = fit_posterior(Space.from_sizes([*speeds, 32]), [*others, *three])
     assert math.exp(fitted.own_level[fitted.index(32)]) == pytest.approx(370.0, rel=0.03)
 
 
@@ -82,7 +82,7 @@ def test_the_best_size_of_a_short_list_is_not_left_out_between_two_probes(
     rows = [f"sweep,{size},{speed}" for size, speed in speeds.items()]
     table.write_text("\n".join(["curve_id,micro_batch_size,throughput_samples_per_s", *rows]) + "\n")
     runner = TableRunner(load_table(table)[0], ReplayOptions(seed=seed, noise=0.005))
-    best = result_of(runner, Space.of(speeds)).recommendation
+    best = result_of(runner, Space.from_sizes(speeds)).recommendation
     assert speeds[best.micro_batch_size] == max(speeds.values())
 
 
@@ -107,7 +107,7 @@ def test_a_search_ends_at_its_share_of_the_training():
             return dataclasses.replace(super().__call__(probe), elapsed_s=4_000.0)
 
     dear = Dear()
-    result = result_of(dear, Space.of(range(1, 65)), settings=dataclasses.replace(EXACT, training_share=0.1))
+    result = result_of(dear, Space.from_sizes(range(1, 65)), settings=dataclasses.replace(EXACT, training_share=0.1))
     assert result.stop_reason == StopReason.TIME_BUDGET
     assert dear.sizes == [1]
 
@@ -120,7 +120,7 @@ def test_sizes_that_ran_together_and_all_fail_alone_are_a_fault_of_the_program()
             return failed(probe, Outcome.CRASHED, "RuntimeError: no later start (train.py:7)") if is_alone else answer
 
     with pytest.raises(UserProgramError, match="no later start"):
-        result_of(FailsAlone(), Space.of([1, 2, 4]), settings=SearchSettings())
+        result_of(FailsAlone(), Space.from_sizes([1, 2, 4]), settings=SearchSettings())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -130,7 +130,7 @@ def test_a_recorded_run_that_was_too_fast_does_not_win(seed: int, tmp_path: Path
     table = tmp_path / "sweep.csv"
     table.write_text("\n".join(["curve_id,micro_batch_size,throughput_samples_per_s", *rows]) + "\n")
     runner = TableRunner(load_table(table)[0], ReplayOptions(seed=seed, noise=0.0))
-    best = result_of(runner, Space.of(PLATEAU), settings=dataclasses.replace(EXACT, seed=seed)).recommendation
+    best = result_of(runner, Space.from_sizes(PLATEAU), settings=dataclasses.replace(EXACT, seed=seed)).recommendation
     assert PLATEAU[best.micro_batch_size] >= 0.95 * max(PLATEAU.values())
 
 
@@ -139,7 +139,7 @@ def test_an_unseen_size_of_a_short_list_is_worth_more_than_a_repeat():
     runner = SlowStarts({1: 11.2, 2: 18.0, 4: 16.7, 8: 16.2})
     settings = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=75)
 
-    *_, last = explore(runner, space=Space.of(runner.speeds), settings=settings)
+    *_, last = explore(runner, space=Space.from_sizes(runner.speeds), settings=settings)
 
     assert runner.sizes == [1, 8, 4, 2]
     assert last.recommendation.micro_batch_size == 2

@@ -54,7 +54,7 @@ def test_a_program_that_fails_by_a_rule_is_answered_with_the_best_size_that_runs
     runs, words = KINDS[kind]
     runner = FailingRunner(runs)
 
-    result = result_of(runner, Space.of(range(1, largest + 1)))
+    result = result_of(runner, Space.from_sizes(range(1, largest + 1)))
 
     best = result.recommendation
     fastest = max(saturating(size) for size in range(1, largest + 1) if runs(size))
@@ -75,7 +75,7 @@ def test_a_text_that_names_the_rule_saves_the_probes_that_would_find_it():
 
     runner = Groups(lambda size: size % 8 == 0)
 
-    result = result_of(runner, Space.of(range(1, 257)))
+    result = result_of(runner, Space.from_sizes(range(1, 257)))
 
     assert [size for size in runner.sizes if size % 8] == [1]
     assert result.runs_at == "multiples of 8"
@@ -84,7 +84,7 @@ def test_a_text_that_names_the_rule_saves_the_probes_that_would_find_it():
 def test_one_crash_in_the_middle_neither_ends_the_range_nor_makes_the_score_jump():
     runs = {size: size <= 12 and size % 5 != 0 for size in range(1, 17)}
     runner, sizes, scores = FailingRunner(runs.get), [], []
-    for event in explore(runner, space=Space.of(runs), settings=ONE_PROGRAM):
+    for event in explore(runner, space=Space.from_sizes(runs), settings=ONE_PROGRAM):
         if isinstance(event, Recommendation):
             scores.append(event.confidence)
             sizes.append(event.micro_batch_size)
@@ -100,14 +100,14 @@ def test_powers_of_two_of_which_none_runs_are_extended_by_multiples():
         answer = runner(probe)
         return answer if answer.is_measured else failed(probe, Outcome.CRASHED, named)
 
-    best = result_of(run, Space.of(2**power for power in range(9))).recommendation
+    best = result_of(run, Space.from_sizes(2**power for power in range(9))).recommendation
 
     assert best is not None and best.micro_batch_size % 24 == 0
     assert saturating(best.micro_batch_size) >= 0.95 * saturating(240)
 
 
 def test_a_resumed_search_makes_the_decisions_of_an_uninterrupted_one(tmp_path):
-    space = Space.of(2**power for power in range(9))
+    space = Space.from_sizes(2**power for power in range(9))
     named = "ValueError: the batch must be a multiple of 24"
 
     def answers(runner: CurveRunner):
@@ -149,7 +149,7 @@ def test_a_program_that_fails_at_every_size_ends_after_few_probes(text: str, mos
         return failed(probe, Outcome.CRASHED, text.format(n=probe.micro_batch_size))
 
     with pytest.raises(UserProgramError, match="fails at every micro-batch size tried"):
-        result_of(runner, Space.of(range(1, 257)))
+        result_of(runner, Space.from_sizes(range(1, 257)))
     assert len(sizes) <= most
 
 
@@ -159,7 +159,7 @@ def test_a_list_of_sizes_of_which_only_the_smallest_is_a_multiple_has_an_answer(
         reason = f"ValueError: {size} must be divisible by 8"
         return CurveRunner()(probe) if size % 8 == 0 else failed(probe, Outcome.CRASHED, reason)
 
-    result = result_of(runner, Space.of([8, 20, 50]))
+    result = result_of(runner, Space.from_sizes([8, 20, 50]))
 
     assert result.recommendation is not None and result.recommendation.micro_batch_size == 8
 
@@ -189,7 +189,7 @@ class FailingOnce(CurveRunner):
 def test_a_size_that_failed_once_by_chance_is_tried_again_where_no_other_stands_in():
     runner = FailingOnce(lambda probe: probe.micro_batch_size == 32)
 
-    best = result_of(runner, Space.of([1, 2, 4, 8, 16, 32])).recommendation
+    best = result_of(runner, Space.from_sizes([1, 2, 4, 8, 16, 32])).recommendation
 
     assert runner.num_failed == 1
     assert best is not None and best.micro_batch_size == 32
@@ -198,7 +198,7 @@ def test_a_size_that_failed_once_by_chance_is_tried_again_where_no_other_stands_
 def test_a_verification_that_failed_once_by_chance_costs_no_size():
     runner = FailingOnce(lambda probe: probe.purpose.is_verification)
 
-    *_, last = explore(runner, space=Space.of([1, 2, 4, 8, 16, 32]))
+    *_, last = explore(runner, space=Space.from_sizes([1, 2, 4, 8, 16, 32]))
 
     assert runner.num_failed == 1
     assert last.recommendation.micro_batch_size == 32

@@ -113,9 +113,9 @@ def test_a_run_that_has_measured_nothing_says_so(tmp_path):
 
 
 def test_the_band_of_the_throughput_lies_around_what_was_measured(tmp_path):
-    evidence = [Evidence.of(item) for item in make_run(tmp_path).journal.read()]
+    evidence = [Evidence.from_observation(item) for item in make_run(tmp_path).journal.read()]
     memory = MemoryPrior(peak_bytes=cost_model().peak_memory_bytes, budget_bytes=4 * GIB)
-    curve = CredibleBand.of(fit_posterior(Space.of(range(1, 33)), evidence, memory=memory))
+    curve = CredibleBand.from_posterior(fit_posterior(Space.from_sizes(range(1, 33)), evidence, memory=memory))
     at = curve.sizes.index(8)
     assert curve.low[at] < 410 < curve.high[at] * 1.05
     assert all(low <= middle <= high for low, middle, high in zip(curve.low, curve.middle, curve.high, strict=True))

@@ -57,7 +57,7 @@ WANDERED = [
 
 
 def belief_of(sizes: Iterable[int], evidence: list[Evidence]) -> posterior.Posterior:
-    return posterior.fit_posterior(Space.of(sizes), evidence, user_compilation=Compilation.SHARED)
+    return posterior.fit_posterior(Space.from_sizes(sizes), evidence, user_compilation=Compilation.SHARED)
 
 
 def belief(evidence: list[Evidence]) -> posterior.Posterior:
@@ -96,8 +96,8 @@ def test_a_winner_that_seems_slower_when_compiled_exactly_is_not_questioned_wher
     steady = [measured(size, speed, compilation=Compilation.SHARED) for size, speed in ((1, 100), (4, 300), (8, 330))]
     settings = SearchSettings()
 
-    after_wandering = decide(Space.of([1, 4, 8, 16]), wandered, settings)
-    after_steadiness = decide(Space.of([1, 4, 8]), [*steady, measured(8, 0.85 * 330.0)], settings)
+    after_wandering = decide(Space.from_sizes([1, 4, 8, 16]), wandered, settings)
+    after_steadiness = decide(Space.from_sizes([1, 4, 8]), [*steady, measured(8, 0.85 * 330.0)], settings)
 
     assert after_wandering.stop_reason == "target_confidence"
     assert (after_steadiness.micro_batch_size, after_steadiness.compilation) == (4, Compilation.EXACT)
@@ -139,7 +139,7 @@ def test_an_observation_of_rounds_survives_its_journal_and_is_comparable_evidenc
     record = {**observation.as_dict(), "interleaved_times_s": {"8": list(rounds[8]), "4": list(rounds[4])}}
 
     assert Observation.from_dict(record) == observation
-    evidence = Evidence.of(observation)
+    evidence = Evidence.from_observation(observation)
     assert evidence.interleaved[0].log_throughput - evidence.log_throughput == pytest.approx(math.log(1.9 / 2.0))
     assert evidence.num_passes == 6
 
@@ -155,7 +155,7 @@ def test_a_size_whose_peak_was_over_the_budget_tells_no_throughput_even_if_it_wa
         reason="over the budget",
     )
 
-    evidence = Evidence.of(observation)
+    evidence = Evidence.from_observation(observation)
 
     assert math.isnan(evidence.log_throughput)
     assert evidence.interleaved == ()
@@ -166,7 +166,7 @@ NOISY = {"log_throughput_se": 0.02, "compilation": Compilation.SHARED}  # of ten
 
 def asked(*evidence: Evidence, **settings) -> tuple[int, ...]:
     """What the next probe is interleaved with."""
-    return decide(Space.of(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
+    return decide(Space.from_sizes(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
 
 
 def test_on_a_noisy_machine_a_size_is_screened_interleaved_with_the_leader():
@@ -223,7 +223,8 @@ def test_what_a_drifting_machine_makes_of_the_exact_program_has_no_other_size_co
     settings = SearchSettings(target_confidence=99)
 
     alone, interleaved = (
-        decide(Space.of([1, 8, 12, 16]), verified(fields), settings) for fields in ({}, {"interleaved": (partner,)})
+        decide(Space.from_sizes([1, 8, 12, 16]), verified(fields), settings)
+        for fields in ({}, {"interleaved": (partner,)})
     )
 
     assert (alone.stop_reason, alone.compilation) == (None, Compilation.EXACT)
@@ -247,7 +248,7 @@ def test_contenders_are_interleaved_all_together():
     evidence = [measured(1, 100.0, **NOISY), interleaved(8, 500.0, {1: 100.0}), *looks]
     short = [dataclasses.replace(item, log_throughput_se=0.05, num_passes=4) for item in evidence]
 
-    decision = decide(Space.of([1, 8, 12, 16]), short, SHARED)
+    decision = decide(Space.from_sizes([1, 8, 12, 16]), short, SHARED)
 
     assert decision.purpose in (Purpose.CONTENDER, Purpose.REPLICATE)
     assert {decision.micro_batch_size, *decision.interleaved_with} == {8, 12, 16}
@@ -282,7 +283,7 @@ def _alone(runner: Runner) -> Runner:
 
 def test_a_runner_that_knows_no_interleaving_leaves_the_search_as_it_was():
     runner = CurveRunner(saturating)
-    *_, result = loop.explore(runner, space=Space.of(range(1, 65)), settings=SHARED)
+    *_, result = loop.explore(runner, space=Space.from_sizes(range(1, 65)), settings=SHARED)
 
     assert {probe.interleaved_with for probe in runner.probes} == {()}
     assert result.recommendation.confidence >= 90

@@ -28,7 +28,7 @@ def memory(bytes_per_sample: float) -> MemoryPrior:
 
 def test_a_job_that_fits_at_no_size_begins_with_a_variant_that_fits():
     variants = [Variant(memory=memory(20 * GIB)), Variant(memory=memory(0.1 * GIB))]
-    first = decide(Space.of(SIZES), [], SETTINGS, variants=variants)
+    first = decide(Space.from_sizes(SIZES), [], SETTINGS, variants=variants)
     assert first.variant == 1
     assert first.stop_reason is None
 
@@ -36,21 +36,23 @@ def test_a_job_that_fits_at_no_size_begins_with_a_variant_that_fits():
 def test_a_variant_that_is_dominated_by_what_its_operations_let_expect_is_not_probed():
     variants = [Variant(memory=memory(0.1 * GIB)), Variant(memory=memory(0.1 * GIB), log_speed=-2.0)]
     evidence = [measured(size, saturating(size)) for size in (1, 16, 64, 32)]
-    decision = decide(Space.of(SIZES), evidence, SETTINGS, variants=variants)
+    decision = decide(Space.from_sizes(SIZES), evidence, SETTINGS, variants=variants)
     assert decision.stop_reason is not None or decision.variant == 0
 
 
 def test_a_promising_variant_is_probed_before_the_first_is_known_to_the_last_size():
     variants = [Variant(memory=memory(2 * GIB)), Variant(memory=memory(0.1 * GIB), log_speed=0.2)]
     evidence = [measured(size, saturating(size)) for size in (1, 4)]
-    assert decide(Space.of(SIZES), evidence, SETTINGS, variants=variants).variant == 1
+    assert decide(Space.from_sizes(SIZES), evidence, SETTINGS, variants=variants).variant == 1
 
 
 def test_where_no_probe_changes_the_answer_the_variant_that_holds_most_of_the_uncertainty_is_next():
     fast = memory(0.1 * GIB)
     variants = [Variant(memory=fast), Variant(memory=fast, log_speed=-0.5), Variant(memory=fast, log_speed=-0.25)]
     evidence = [measured(size, saturating(size)) for size in (1, 16, 64, 32, 64, 32)]
-    posterior = fit_joint(Space.of(SIZES), variants, evidence, seed=0, user_compilation=SETTINGS.user_compilation)
+    posterior = fit_joint(
+        Space.from_sizes(SIZES), variants, evidence, seed=0, user_compilation=SETTINGS.user_compilation
+    )
     choices = rank(posterior, SETTINGS, Costs.learnt(evidence, SETTINGS), last=(0, 32))
     assert choices[0].value < WORTHLESS
     assert [posterior.variants[choice.index] for choice in choices] == [2, 2, 1, 1, 0]  # last, the leader once more
@@ -60,7 +62,7 @@ def test_the_program_that_each_variant_needs_is_counted_among_the_seconds_of_its
     variants = [Variant(memory=memory(0.1 * GIB))] * 2
     settings = dataclasses.replace(SETTINGS, compile_time_s=1e5, training_time_s=1e4)
     evidence = [measured(size, saturating(size)) for size in (1, 8, 32, 64)]
-    decision = decide(Space.of(SIZES), evidence, settings, variants=variants)
+    decision = decide(Space.from_sizes(SIZES), evidence, settings, variants=variants)
     assert decision.variant == 0 or decision.stop_reason is StopReason.COSTS_MORE_THAN_IT_SAVES
 
 

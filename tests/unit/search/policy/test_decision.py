@@ -18,7 +18,7 @@ from bexplore.search.space import Space
 from tests.search_builders import CurveRunner, measured
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=98)
-SIZES = Space.of([8, 16, 32, 64, 128, 256])
+SIZES = Space.from_sizes([8, 16, 32, 64, 128, 256])
 SEEN = [measured(8, 100.0), measured(64, 260.0), measured(256, 255.0)]
 
 
@@ -48,7 +48,7 @@ def test_an_exploration_ends_with_fewer_probes_the_shorter_the_training(training
 
 
 def test_a_probe_of_short_passes_is_expected_to_cost_what_its_steps_take_at_least():
-    sizes, seen = Space.of([8, 16, 32]), [measured(8, 100_000.0)]
+    sizes, seen = Space.from_sizes([8, 16, 32]), [measured(8, 100_000.0)]
     costs = [
         decide(sizes, seen, dataclasses.replace(EXACT, start_time_s=0.0, compile_time_s=0.0, least_passes_s=seconds))
         for seconds in (0.0, 5.0)
@@ -78,7 +78,7 @@ def test_no_probe_saves_more_than_is_left_to_gain():
 
 
 def test_a_probe_saves_less_than_the_whole_training_however_much_faster_a_size_may_be():
-    fitted = fit_posterior(Space.of(range(1, 3_000)), [measured(1, 40.0)])
+    fitted = fit_posterior(Space.from_sizes(range(1, 3_000)), [measured(1, 40.0)])
     savings = expected_savings(fitted, leader=0, candidates=np.arange(len(fitted.sizes)))
     assert 0.5 < savings.max() < 1.0
 

@@ -18,10 +18,10 @@ from bexplore.search.result import ProbeFinished, ProbeStarted, Result, SearchEn
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space, default_candidates, largest_wanted
 from bexplore.search.study.sampler import BexploreSampler, open_study
-from bexplore.search.study.trials import evidence_of
+from bexplore.search.study.trials import read_evidence
 from tests.search_builders import CurveRunner, failed, measured, saturating
 
-MANY = Space.of(default_candidates(1, 512))
+MANY = Space.from_sizes(default_candidates(1, 512))
 
 
 def peaked(size: int) -> float:
@@ -138,7 +138,7 @@ def test_a_recommendation_that_keeps_the_batch_size_is_the_second_answer_too_and
 
 
 def test_it_may_be_a_size_that_is_no_candidate_of_the_search():
-    space, storage = Space.of([1, 2, 4, 8, 16, 32, 64, 128, 256, 512]), InMemoryStorage()
+    space, storage = Space.from_sizes([1, 2, 4, 8, 16, 32, 64, 128, 256, 512]), InMemoryStorage()
     options = {"space": space, "keeping": KeepBatchSize(sizes=(1, 11, 33, 99, 297))}
     *events, result = explore(CurveRunner(peaked), run=RunRecord(storage=storage), **options)
 
@@ -224,7 +224,7 @@ def test_another_explorer_of_the_study_sees_what_an_extra_probe_in_flight_is_for
     def runner(probe: Probe) -> Observation:
         if probe.purpose is Purpose.KEEP_BATCH_SIZE:
             study = open_study(BexploreSampler(MANY, SearchSettings()), storage=storage)
-            seen.append(evidence_of(study.get_trials()[probe.number]))
+            seen.append(read_evidence(study.get_trials()[probe.number]))
         return CurveRunner(peaked)(probe)
 
     events_of((1, 7, 49), runner, run=RunRecord(storage=storage))

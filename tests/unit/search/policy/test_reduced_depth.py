@@ -21,7 +21,7 @@ def compilations(pass_scale: float, **settings) -> tuple[list[Compilation], loop
     """What a search runs whose passes take so much longer than those of a job that saturates at 1000 samples/s."""
     runner = CurveRunner(lambda size: 1000.0 / pass_scale * size / (size + 30.0))
     events = list(
-        loop.explore(runner, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS, **settings))
+        loop.explore(runner, space=Space.from_sizes(range(1, 65)), settings=SearchSettings(depths=DEPTHS, **settings))
     )
     return [probe.compilation for probe in runner.probes], events[-1]
 
@@ -51,7 +51,7 @@ def test_a_deep_model_on_a_noisy_machine_is_searched_whole_since_noise_grows_on_
         factors = np.exp(0.06 * rng.standard_normal(len(found.pass_times_s)))
         return dataclasses.replace(found, pass_times_s=tuple(np.multiply(found.pass_times_s, factors).tolist()))
 
-    list(loop.explore(noisy, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
+    list(loop.explore(noisy, space=Space.from_sizes(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
 
     assert all(probe.compilation is not Compilation.REDUCED for probe in runner.probes)
 
@@ -64,7 +64,7 @@ def test_short_passes_are_searched_at_reduced_depth_too_where_it_is_asked_for():
 
 def test_the_reduced_search_begins_with_the_size_that_ran_whole():
     runner = CurveRunner(lambda size: 10.0 * size / (size + 30.0))
-    list(loop.explore(runner, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
+    list(loop.explore(runner, space=Space.from_sizes(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
 
     assert runner.probes[0].micro_batch_size == runner.probes[1].micro_batch_size
 
@@ -81,7 +81,7 @@ def test_a_search_whose_model_does_not_run_with_fewer_blocks_goes_on_whole_and_d
             runner(dataclasses.replace(probe, compilation=Compilation.SHARED)), needs_full_depth=True
         )
 
-    list(loop.explore(needs_every_block, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
+    list(loop.explore(needs_every_block, space=Space.from_sizes(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
 
     assert asked.count(Compilation.REDUCED) == 1
     assert len(set(runner.sizes)) >= 3
@@ -101,7 +101,7 @@ def test_a_level_of_its_own_at_reduced_depth_does_not_move_the_answer_or_its_spe
             return found
 
         settings = SearchSettings(depths=DEPTHS)
-        return list(loop.explore(biased, space=Space.of(range(1, 65)), settings=settings))[-1]
+        return list(loop.explore(biased, space=Space.from_sizes(range(1, 65)), settings=settings))[-1]
 
     true, biased = answer(1.0), answer(1.08)
 

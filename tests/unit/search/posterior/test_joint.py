@@ -26,7 +26,7 @@ def of(variant: int, *sizes: int, factor: float = 1.0, **fields) -> list[Evidenc
 
 
 def fitted(evidence: Sequence[Evidence], variants: Sequence[Variant]) -> JointPosterior:
-    return fit_joint(Space.of(SIZES), variants, evidence, seed=0, user_compilation=Compilation.EXACT)
+    return fit_joint(Space.from_sizes(SIZES), variants, evidence, seed=0, user_compilation=Compilation.EXACT)
 
 
 def log_speed(posterior: JointPosterior, size: int, variant: int) -> np.ndarray:
@@ -35,7 +35,7 @@ def log_speed(posterior: JointPosterior, size: int, variant: int) -> np.ndarray:
 
 def test_one_variant_alone_has_the_posterior_of_a_job_without_variants():
     evidence = of(0, 1, 16, 64)
-    alone = fit_posterior(Space.of(SIZES), evidence, seed=0, user_compilation=Compilation.EXACT)
+    alone = fit_posterior(Space.from_sizes(SIZES), evidence, seed=0, user_compilation=Compilation.EXACT)
     joint = fitted(evidence, [Variant(), Variant()])
     assert np.array_equal(joint.part(0).log_throughput, alone.log_throughput)
 

@@ -19,7 +19,7 @@ from tests.search_builders import GIB, measured, saturating
 
 
 def believed(sizes, evidence, **options) -> Posterior:
-    return fit_posterior(Space.of(sizes), evidence, **options)
+    return fit_posterior(Space.from_sizes(sizes), evidence, **options)
 
 
 def mean_of(posterior: Posterior, size: int) -> float:
@@ -195,8 +195,12 @@ def test_a_probe_with_busy_neighbours_says_less():
 
 def test_a_pass_whose_threads_waited_for_a_processor_says_how_little_it_is_worth():
     """Seen on a loaded machine: size 1 took 333 ms a pass instead of 28, size 64 took 4.5 s instead of 1.35."""
-    waited = Evidence.of(observed(1, pass_times_s=(0.333,) * 5, background_cpu_share=0.6, scheduler_wait_fraction=0.9))
-    quiet = Evidence.of(observed(1, pass_times_s=(0.333,) * 5, background_cpu_share=0.01, scheduler_wait_fraction=0.01))
+    waited = Evidence.from_observation(
+        observed(1, pass_times_s=(0.333,) * 5, background_cpu_share=0.6, scheduler_wait_fraction=0.9)
+    )
+    quiet = Evidence.from_observation(
+        observed(1, pass_times_s=(0.333,) * 5, background_cpu_share=0.01, scheduler_wait_fraction=0.01)
+    )
     assert waited.contention_sd > math.log(0.333 / 0.028) * 0.9
     assert quiet.contention_sd == 0.0
 
@@ -207,7 +211,7 @@ def test_the_score_stays_low_where_neighbours_decide_what_is_measured():
     def confidence(scheduler_wait_fraction: float) -> int:
         rates = {1: 3.0, 64: 14.2, 16: 12.0, 32: 13.0, 8: 9.0}
         evidence = [
-            Evidence.of(
+            Evidence.from_observation(
                 observed(size, pass_times_s=(size / rate,) * 5, scheduler_wait_fraction=scheduler_wait_fraction)
             )
             for size, rate in rates.items()

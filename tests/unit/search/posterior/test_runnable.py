@@ -12,7 +12,7 @@ from bexplore.search.posterior.size_rules import Clues, RuleKind, SizeRule, read
 from bexplore.search.space import Space
 from tests.search_builders import measured
 
-SPACE = Space.of(range(1, 257))
+SPACE = Space.from_sizes(range(1, 257))
 QUEUE_LINE = "assert self.K % batch_size == 0  # for simplicity"
 
 
@@ -21,7 +21,7 @@ def crashed(size: int, reason: str = "ValueError: bad input", **fields) -> Evide
 
 
 def probability(evidence: list[Evidence], *sizes: int, space: Space = SPACE) -> list[float]:
-    belief = RunBelief.of(space, evidence)
+    belief = RunBelief.from_evidence(space, evidence)
     assert belief is not None
     return belief.probability(np.array(sizes)).tolist()
 
@@ -84,8 +84,8 @@ def test_a_text_about_something_else_names_nothing(reason):
 
 
 def test_without_a_failure_there_is_no_belief():
-    assert RunBelief.of(SPACE, [measured(1, 10.0), measured(64, 90.0)]) is None
-    assert RunBelief.of(SPACE, [Evidence(micro_batch_size=8, outcome=Outcome.NOT_FINITE)]) is None
+    assert RunBelief.from_evidence(SPACE, [measured(1, 10.0), measured(64, 90.0)]) is None
+    assert RunBelief.from_evidence(SPACE, [Evidence(micro_batch_size=8, outcome=Outcome.NOT_FINITE)]) is None
 
 
 def test_one_crash_between_sizes_that_ran_is_no_end():
@@ -102,7 +102,7 @@ def test_sizes_that_fail_above_all_that_ran_are_an_end():
 
 def test_multiples_are_learnt_from_outcomes_alone_and_told():
     seen = [crashed(1), crashed(4), crashed(12), measured(24, 40.0), measured(40, 60.0), crashed(36)]
-    belief = RunBelief.of(SPACE, seen)
+    belief = RunBelief.from_evidence(SPACE, seen)
     assert belief is not None
     assert belief.words == "multiples of 8"
     run, fails = probability(seen, 64, 66)
@@ -111,7 +111,7 @@ def test_multiples_are_learnt_from_outcomes_alone_and_told():
 
 def test_draws_agree_with_the_probabilities_and_hold_one_rule_each():
     seen = [crashed(1), measured(24, 40.0)]
-    belief = RunBelief.of(SPACE, seen)
+    belief = RunBelief.from_evidence(SPACE, seen)
     assert belief is not None
     sizes = np.arange(1, 257)
     runs = belief.runs(sizes, belief.draw(np.random.default_rng(3).random((2, 4000))))
@@ -127,7 +127,7 @@ def test_a_size_that_was_refused_by_memory_says_nothing_of_the_rule():
 
 
 def test_candidates_without_a_size_that_runs_are_extended_by_those_that_do():
-    powers = Space.of(2**power for power in range(9))
+    powers = Space.from_sizes(2**power for power in range(9))
     named = crashed(1, "ValueError: 1 must be divisible by the number of generations (24)")
     assert 24 in extended(powers, [named]).sizes
     assert {48, 96} <= set(extended(powers, [named]).sizes)

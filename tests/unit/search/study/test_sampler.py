@@ -17,7 +17,7 @@ from bexplore.search.study.sampler import BexploreSampler, open_study
 from tests.search_builders import CurveRunner, saturating
 
 SETTINGS = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
-SPACE = Space.of(default_candidates(1, 512))
+SPACE = Space.from_sizes(default_candidates(1, 512))
 
 
 def ask(study: optuna.Study) -> tuple[optuna.Trial, int]:
@@ -87,7 +87,7 @@ def test_a_probe_whose_lease_has_ended_is_forgotten():
 
 
 def test_a_size_is_not_repeated_by_accident():
-    study = in_memory(Space.of([1, 2, 4, 8, 16, 32, 64, 128, 256, 512]))
+    study = in_memory(Space.from_sizes([1, 2, 4, 8, 16, 32, 64, 128, 256, 512]))
     sizes = sequence(study, 4)
     assert len(set(sizes)) == 4
 
@@ -104,7 +104,7 @@ def test_after_an_out_of_memory_only_smaller_sizes_are_asked_for():
 
 
 def test_a_failed_trial_of_anybodys_closes_its_own_size_alone():
-    study = in_memory(Space.of([1, 2, 4, 8]))
+    study = in_memory(Space.from_sizes([1, 2, 4, 8]))
     sampler = study.sampler
     trial, _ = ask(study)
     study.tell(trial, 30.0)
@@ -128,7 +128,7 @@ def test_a_plain_optimize_loop_finds_the_best_size():
 
 
 def test_a_value_that_is_no_throughput_is_a_failure_of_its_size():
-    study = in_memory(Space.of([1, 2, 4, 8]))
+    study = in_memory(Space.from_sizes([1, 2, 4, 8]))
     trial, size = ask(study)
     study.tell(trial, float("-1"))
     decision = study.sampler.decide(study)
@@ -151,14 +151,14 @@ def test_a_stored_study_that_asks_another_question_is_refused(tmp_path: Path):
 
 
 def test_dashboards_read_samples_per_second_at_the_axis(tmp_path):
-    study = open_study(BexploreSampler(Space.of([1, 2])), storage=tmp_path / "study.log")
+    study = open_study(BexploreSampler(Space.from_sizes([1, 2])), storage=tmp_path / "study.log")
 
     assert optuna.load_study(study_name="bexplore", storage=study._storage).metric_names == ["samples/s"]
 
 
 def test_a_study_tells_people_what_became_of_each_probe_and_what_is_recommended(tmp_path):
     storage = f"sqlite:///{tmp_path}/study.db"
-    space, runner = Space.of([1, 2, 4, 8]), CurveRunner(largest=4)
+    space, runner = Space.from_sizes([1, 2, 4, 8]), CurveRunner(largest=4)
     *_, result = loop.explore(runner, space=space, settings=SETTINGS, run=loop.RunRecord(storage=storage))
 
     study = optuna.load_study(study_name="bexplore", storage=storage)
@@ -176,7 +176,7 @@ def test_a_study_tells_people_what_became_of_each_probe_and_what_is_recommended(
 def test_an_explorer_with_other_candidates_than_the_studys_is_told_which_and_what_to_set(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     open_study(BexploreSampler(SPACE, SETTINGS), storage=url)
-    less_memory = Space.of(default_candidates(1, 256))
+    less_memory = Space.from_sizes(default_candidates(1, 256))
 
     with pytest.raises(UserInputError, match="largest 512 there, 256 here") as refused:
         open_study(BexploreSampler(less_memory, SETTINGS), storage=url)

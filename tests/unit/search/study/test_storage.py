@@ -21,7 +21,7 @@ from bexplore.search.study.sampler import BexploreSampler, open_study
 from tests.builders import observed
 from tests.search_builders import CurveRunner
 
-SPACE = Space.of([1, 2, 4, 8, 16])
+SPACE = Space.from_sizes([1, 2, 4, 8, 16])
 
 
 def answers(probe: Probe) -> Observation:
@@ -139,7 +139,7 @@ def test_a_lease_is_renewed_while_its_probe_runs_and_ends_with_its_explorer(tmp_
         (running,) = asked.get_trials()
         return running.system_attrs[trials.ATTRIBUTE]["lease_until"]
 
-    with trials.leased(asked, trial, Probe(number=0, micro_batch_size=1), seconds=0.4):
+    with trials.hold_lease(asked, trial, Probe(number=0, micro_batch_size=1), seconds=0.4):
         first, deadline_s = lease_until(), time.monotonic() + 60
         while lease_until() == first and time.monotonic() < deadline_s:
             time.sleep(0.02)
@@ -156,7 +156,7 @@ def test_a_probe_of_an_explorer_of_this_host_with_a_folder_of_its_own_is_left_to
     other = open_study(BexploreSampler(SPACE), storage=url)
     trial = other.ask(BexploreSampler(SPACE).distributions)
 
-    with trials.leased(other, trial, Probe(number=0, micro_batch_size=trial.params[trials.PARAMETER])):
+    with trials.hold_lease(other, trial, Probe(number=0, micro_batch_size=trial.params[trials.PARAMETER])):
         explored(folder, storage=url)
         (of_other, *_) = other.get_trials()
         assert not trials.is_abandoned(of_other, time.time())
@@ -167,7 +167,7 @@ def test_the_replicas_that_a_probe_showed_are_known_to_every_explorer_of_the_stu
     seen = dataclasses.replace(observed(4, number=0), details={"num_replicas": 8})
     trials.rebuild(open_study(BexploreSampler(SPACE), storage=path), [seen], now=time.time())
 
-    assert trials.num_replicas_of(open_study(BexploreSampler(SPACE), storage=path)) == 8
+    assert trials.read_num_replicas(open_study(BexploreSampler(SPACE), storage=path)) == 8
 
 
 @pytest.mark.promise("an explorer is killed while it chooses a size", "its trial misleads no other explorer")
@@ -208,7 +208,7 @@ def test_an_observation_told_after_its_trial_was_given_up_is_kept(tmp_path):
     trials.tell(asked, trial, observed(trial.params[trials.PARAMETER], number=trial.number))
 
     kept = [item for item in asked.get_trials() if not trials.is_abandoned(item, time.time())]
-    assert [trials.evidence_of(item).outcome for item in kept] == [Outcome.MEASURED]
+    assert [trials.read_evidence(item).outcome for item in kept] == [Outcome.MEASURED]
 
 
 def test_an_observation_that_was_told_from_the_journal_meanwhile_is_not_told_twice(tmp_path):
@@ -328,7 +328,7 @@ def test_a_study_that_is_damaged_while_it_is_used_is_one_error_and_the_run_goes_
         run = loop.RunRecord(
             storage=tmp_path / "study.log", lock_path=tmp_path / ".lock", record=book.append, history=book.read()
         )
-        *_, result = loop.explore(runner, space=Space.of([1, 2, 4, 8]), run=run)
+        *_, result = loop.explore(runner, space=Space.from_sizes([1, 2, 4, 8]), run=run)
         return result
 
     with pytest.raises(EngineError, match="the study's storage failed") as error:
