@@ -26,7 +26,7 @@ ARGS ?=
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-fast test-gpu-trace test-oldest-numpy test-gpu test-torch device-lines check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels bench-command bench-emulated clean dist
+.PHONY: help setup explore test test-fast test-gpu-trace test-oldest-numpy test-gpu test-torch device-lines check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-command bench-emulated clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
@@ -50,9 +50,6 @@ help:
 	@echo "make bench-trace-cuda  the trace for a CUDA device that is not there"
 	@echo "make bench-guard   the guard: false alarms, misses, planted changes"
 	@echo "make bench-faults  probes that die, explorers that are killed, inputs that are wrong"
-	@echo "make bench-view    what the live view and the report cost"
-	@echo "make bench-warm-start  the first step of a training, cold and from kept artifacts"
-	@echo "make bench-kernels  kernels of the shared program against the exact one, for a CUDA device that is not there"
 	@echo "make bench-command  training commands of many frameworks under the observer"
 	@echo "make bench-emulated trainings of many frameworks on an emulated GPU; ARGS=--cost times their start"
 	@echo "make bench-all     all of these but bench-gpu, ARGS=--quick for short ones"
@@ -151,7 +148,7 @@ gpu-check:
 bench-gpu:
 	GPU_PYTHON_BIN=$(GPU_PYTHON_BIN) sh benchmarks/on_gpu.sh benchmarks.engine --cuda $(ARGS)
 
-bench-all: bench bench-search bench-trace bench-guard bench-faults bench-view
+bench-all: bench bench-search bench-trace bench-guard bench-faults
 
 bench-search: $(BENCH_STAMP)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.search $(ARGS)
@@ -171,15 +168,6 @@ bench-guard: $(STAMP)
 bench-faults: $(STAMP)
 	$(BIN)/python -m benchmarks.faults $(ARGS)
 
-bench-hostile: $(STAMP)
-	$(BIN)/python -m benchmarks.hostile_files $(ARGS)
-
-bench-warm-start: $(STAMP)
-	$(BIN)/python -m benchmarks.warm_start $(ARGS)
-
-bench-kernels: $(GPU_TRACE_STAMP)
-	$(BIN)/python -m benchmarks.shared_kernels $(ARGS)
-
 $(COMMAND_STAMP): $(STAMP) benchmarks/command_jobs/requirements.txt
 	test -x $(COMMAND_VENV)/bin/python || $(BIN)/python -m venv $(COMMAND_VENV)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > "$$($(COMMAND_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/shared.pth"
@@ -192,10 +180,6 @@ bench-command: $(COMMAND_STAMP)
 
 bench-emulated: $(COMMAND_STAMP) $(CUDA_STAMP)
 	BEXPLORE_CUDA_TORCH=$(CURDIR)/$(CUDA_FOLDER) $(BIN)/python -m benchmarks.emulated_trainings $(ARGS)
-
-# One thread for numpy, as the explorer has it.
-bench-view: $(STAMP)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.view $(ARGS)
 
 dist: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -19,12 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import RESULTS, machine_facts
+from benchmarks.machine_facts import machine_facts
 from bexplore.emulated_gpu import emulated_environment
 from bexplore.host.accelerators import DEVICES
 
 CAPACITIES_GIB = (2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 80)
 TRAIN = Path(__file__).parent / "command_jobs" / "padded_lengths.py"
+RESULTS = Path(__file__).parent / "results"
 ROWS, PAGE = RESULTS / "emulated_capacities.json", RESULTS / "emulated_capacities.md"
 COMMAND = "python -m benchmarks.emulated_capacities --torch FOLDER"
 NUM_STEPS, LONGEST_EVERY = 200, 10
@@ -42,7 +43,7 @@ def main() -> None:
         rows[gib] = measured(gib, arguments.torch)
         print(json.dumps(rows[gib]), flush=True)
         found = [rows[gib] for gib in sorted(rows)]
-        ROWS.write_text(json.dumps({"machine": machine_facts(COMMAND), "rows": found}, indent=1) + "\n")
+        ROWS.write_text(json.dumps({"machine": machine_facts() | {"command": COMMAND}, "rows": found}, indent=1) + "\n")
         PAGE.write_text(page(found))
 
 

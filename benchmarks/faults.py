@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -20,19 +19,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import optuna
-import psutil
-
 from benchmarks.fault_campaign import strike_explorations
-from benchmarks.fault_flatness import memory_over_probes
 from benchmarks.fault_memory import four_times_the_budget
 from benchmarks.fault_recorded import kill_and_resume, several_on_one_study
-from bexplore.host.machine import package_version, processor_name
+from benchmarks.machine_facts import machine_facts
 from tests import postgres_builders
 
 RESULTS = Path(__file__).parent / "results"
@@ -48,16 +42,13 @@ class Sizes:
     budget_probes: int
     inputs: int
     rounds: int
-    flat_probes: int
 
 
-FULL = Sizes(
-    explorations=300, recorded_kills=100, real_kills=20, budget_probes=50, inputs=100_000, rounds=20, flat_probes=300
-)
-QUICK = Sizes(explorations=6, recorded_kills=20, real_kills=2, budget_probes=6, inputs=5_000, rounds=3, flat_probes=60)
+FULL = Sizes(explorations=300, recorded_kills=100, real_kills=20, budget_probes=50, inputs=100_000, rounds=20)
+QUICK = Sizes(explorations=6, recorded_kills=20, real_kills=2, budget_probes=6, inputs=5_000, rounds=3)
 PART = 5  # explorations after which what was found is written
 Part = Callable[[Path], dict[str, Any]]
-CAMPAIGNS = ("faults", "recorded_kills", "real_kills", "memory", "inputs", "study_file", "postgresql", "flatness")
+CAMPAIGNS = ("faults", "recorded_kills", "real_kills", "memory", "inputs", "study_file", "postgresql")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,7 +97,6 @@ def _campaigns(sizes: Sizes, explorations: int, seed: int) -> dict[str, list[Par
             lambda folder: several_on_one_study(folder, None, rounds=sizes.rounds, explorers=2, kills=1, seed=seed)
         ],
         "postgresql": [lambda folder: _on_postgresql(folder, sizes.rounds, seed)],
-        "flatness": [lambda folder: memory_over_probes(folder, probes=sizes.flat_probes)],
     }
 
 
@@ -167,19 +157,7 @@ def _write(name: str, report: dict[str, Any]) -> None:
 
 def _facts(arguments: Sequence[str] | None) -> dict[str, Any]:
     given = sys.argv[1:] if arguments is None else arguments
-    return machine_facts(" ".join(["python -m benchmarks.faults", *given]))
-
-
-def machine_facts(command: str) -> dict[str, Any]:
-    """The command, the time, the machine and the versions of a result."""
-    return {
-        "command": command,
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{processor_name()}, {os.cpu_count()} processors, "
-        f"{psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.system()} {platform.release()}",
-        "versions": f"Python {platform.python_version()}, torch {package_version('torch')}, "
-        f"optuna {optuna.__version__}",
-    }
+    return {"command": " ".join(["python -m benchmarks.faults", *given])} | machine_facts()
 
 
 def _markdown(report: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@
 
 Exact facts: runs without a change over two thread counts, two hash seeds and two loads of the machine, each in a new
 process, and seven planted changes. Timing: decisions of the guard over samples of live workers, A against A, and
-against programs with more work; the rivals judge the very same samples. The samples (5 MB) stay out of git, in
+against programs with more work. The samples (5 MB) stay out of git, in
 `benchmarks/samples/guard.json`; the repository keeps what follows from them, in `results/guard_timing.json`. With the
 samples there, `--only table` judges them again; without them it draws the table from what is kept.
 """
@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.guard_jobs import PLANTED
-from benchmarks.guard_rivals import RIVALS
 from bexplore.engine.program_client import metrics_in_worker
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.guard import Status, Tier
@@ -295,11 +294,10 @@ def judged(samples: dict[str, Any]) -> dict[str, Any]:
         pair_s = seconds_of_a_pair(own)
         runs = [pairs_of(run, number) for number, run in enumerate(own["runs"])]
         taken = sorted(decided(pairs, pair_s).wall.num_workers for pairs in runs)
-        judges = {"bexplore guard": guarded(pair_s), **RIVALS}
         kept = ("rounds", "passes_per_block", "load_average", "machine")
         columns[title] = {
             "num_runs": len(runs),
-            "judgements": {name: counted(judge, own["runs"]) for name, judge in judges.items()},
+            "judgements": {"bexplore guard": counted(own["runs"], pair_s)},
             "ratio_quantiles": dict(zip(map(str, QUANTILES), ratio_quantiles(own["runs"]), strict=True)),
             "pairs_of_a_decision": {"median": statistics.median(taken), "most": taken[-1]},
             "pair_s": pair_s,
@@ -309,16 +307,13 @@ def judged(samples: dict[str, Any]) -> dict[str, Any]:
     return {"columns": columns}
 
 
-def counted(judge: Callable[..., Judgement], runs: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """How many runs a judge calls slower, unsure and faster."""
+def counted(runs: Sequence[dict[str, Any]], pair_s: float) -> dict[str, int]:
+    """How many runs the guard calls slower, unsure and faster, where a pair takes so many seconds with its start."""
     counts = dict.fromkeys((Judgement.SLOWER, Judgement.UNSURE, Judgement.FASTER), 0)
-    previous = None
     for number, run in enumerate(runs):
-        pairs = pairs_of(run, number)
-        judgement = judge(pairs, previous)
+        judgement = decided(pairs_of(run, number), pair_s).judgement
         if judgement in counts:
             counts[judgement] += 1
-        previous = pairs
     return {judgement.value: count for judgement, count in counts.items()}
 
 
@@ -365,14 +360,14 @@ def timing_lines(result: dict[str, Any]) -> list[str]:
         "## Times",
         "",
         "Pairs of live workers, one thread each, take turns A B B A; no sample is used in two runs. The guard sees the "
-        f"first {PAIRS_PER_STAGE} pairs, and as many more each time that it measures again; a rival sees what its tool "
-        "would. Runs of a column share their processes, and so the luck of these (the last column of the second table "
-        "says how many of them); each begins with another pair.",
+        f"first {PAIRS_PER_STAGE} pairs, and as many more each time that it measures again. Runs of a "
+        "column share their processes, and so the luck of these (the last column of the second table says how many "
+        "of them); each begins with another pair.",
         "",
         "| judge | " + " | ".join(f"{name} ({own['num_runs']} runs)" for name, own in columns.items()) + " |",
         "|---|" + "---|" * len(columns),
     ]
-    for name in ("bexplore guard", *RIVALS):
+    for name in next(iter(columns.values()))["judgements"]:
         cells = [shares(own["judgements"][name], own["num_runs"]) for own in columns.values()]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += [
@@ -394,11 +389,6 @@ def timing_lines(result: dict[str, Any]) -> list[str]:
         )
     machines = {own["machine"] for own in columns.values()}
     return [*lines, "", f"The benchmark itself is 1 of the load average. ({'; '.join(sorted(machines))})"]
-
-
-def guarded(pair_s: float) -> Callable[..., Judgement]:
-    """The guard, where a pair takes so many seconds, its start included."""
-    return lambda pairs, _previous: decided(pairs, pair_s).judgement
 
 
 def decided(pairs: Sequence[list[Round]], pair_s: float) -> TimeDecision:

@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.keep_batch_size import draw_job, load
 from benchmarks.machine_facts import machine_facts
+from benchmarks.simulated_jobs import draw_job, load
 from bexplore.exploration.exploration import keeping_sizes
 from bexplore.exploration.finish import Finish, verified_by
 from bexplore.measurement.probe import Observation, Outcome, Probe

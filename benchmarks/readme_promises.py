@@ -19,7 +19,7 @@ AREAS = {
     "Code that a file names": r"no_code|runs_code|can_execute|remote_code",
     "Secrets": r"secret|password|token|credential|private_folder",
     "Reports and messages": r"output/report/|a_report|markup|message_never|outputs_that_fail",
-    "Files and options that are wrong or hostile": r"unit/config/|hostile|test_wheel|test_apply|"
+    "Files and options that are wrong or hostile": r"unit/config/|hostile|generated_inputs|test_wheel|test_apply|"
     r"test_baseline|test_attach|test_run_directory",
     "Sockets and ranks": r"test_rank_listener|test_place|test_ranks|test_all_ranks",
     "The journal, the study, several explorers": r"test_journal|study|test_storage|postgresql|"

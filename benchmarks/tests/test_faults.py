@@ -42,6 +42,7 @@ def _is_shared_well(found: dict) -> None:
 # Inputs
 
 
+@pytest.mark.promise("800 generated inputs, of every parser", "no traceback; no other file is written")
 def test_generated_inputs_never_show_a_traceback_take_long_or_write_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

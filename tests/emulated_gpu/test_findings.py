@@ -12,7 +12,7 @@ from tests.emulated_gpu import findings
 
 # Finding -> where it is shown, or why it cannot be.
 ELSEWHERE = {
-    5: "test_shared_program.py; kernels of each mode are counted in benchmarks/tests/test_shared_kernels.py",
+    5: "test_shared_program.py; kernels of each mode were counted once, benchmarks/results/shared_kernels.md",
     6: "make gpu-check ARGS=--emulated, step max_autotune: minutes of compiling",
     12: "below: it needs a device that fails",
     15: "the order of two processes, in tests/torch/engine/test_device.py",

@@ -22,8 +22,8 @@ from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
 
-# Probes at most, and never more than the search may have. Source: benchmarks/keep_batch_size.py: one finds as good an
-# answer as three (98.1 % and 97.5 % of 320 simulated jobs); the second is for a first that does not run.
+# Probes at most, and never more than the search may have. Source: benchmarks/results/keep_batch_size.md: one finds as
+# good an answer as three (98.1 % and 97.5 % of 320 simulated jobs); the second is for a first that does not run.
 MOST_PROBES = 2
 
 

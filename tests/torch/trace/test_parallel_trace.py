@@ -1,6 +1,6 @@
 """The trace of a rank is what the allocator measures on one: a process with real tensors, whose collectives are copies.
 
-Eagerly, which is quick; `benchmarks/distributed_trace.py` has the compiled programs.
+Eagerly, which is quick; benchmarks/results/distributed_trace.md has the compiled programs.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.keep_batch_size import Found, draw_job, explored, found, load
+from benchmarks.simulated_jobs import Found, draw_job, explored, found, load
 from bexplore.exploration.exploration import keeping_sizes
 from bexplore.search.space import candidate_sizes
 from bexplore.testing.simulator import Family

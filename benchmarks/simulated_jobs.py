@@ -1,18 +1,10 @@
-"""Whether the second answer keeps the user's batch size and is the fastest that does: random jobs, simulated machines.
-
-    python -m benchmarks.keep_batch_size            25 jobs of each family of machines; writes the result
-
-A job is a file as a user would write it: a model of the user's own, of transformers or of the file itself, a global
-batch and replicas. Its own rules say which sizes are tried and which keep the batch; a simulated machine answers.
-"""
+"""Random jobs, as users would write them, explored on simulated machines."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +17,7 @@ from bexplore.config.load import load_config
 from bexplore.exploration.exploration import keeping_sizes
 from bexplore.exploration.finish import keeps_batch_size
 from bexplore.job.batching import is_valid_global_batch_size
-from bexplore.measurement.probe import Compilation, Observation, Purpose
+from bexplore.measurement.probe import Compilation, Observation
 from bexplore.run.fingerprint import search_settings
 from bexplore.run.result import KeepsBatchSize
 from bexplore.search.loop import RunRecord, explore
@@ -34,18 +26,6 @@ from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.space import Space, candidate_sizes
 from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
 
-HEAD = """\
-# The second answer: the fastest size that keeps the user's batch size
-
-`python -m benchmarks.keep_batch_size` (seeds {seeds}): random jobs on simulated machines of each family.
-
-* *Within the tolerance*: no size that keeps the batch size and fits is faster by more than 2 %.
-* *Of its own*: the second answer is another size than the recommended one.
-* *Extra probes*: beside those of the search, a job.
-
-"""
-RESULTS = Path(__file__).parent / "results" / "keep_batch_size.md"
-NUM_JOBS = 25
 OWN_MODEL = {"model": "shop.net:make_model", "batch": "shop.net:make_batch"}
 WORKLOADS: tuple[dict[str, Any], ...] = (
     OWN_MODEL,
@@ -103,11 +83,6 @@ class Found:
     def is_best(self) -> bool:
         """Whether nothing that keeps the batch size is faster by more than the tolerance."""
         return self.regret <= self.config.explore.tolerance
-
-    @property
-    def num_extra_probes(self) -> int:
-        """Probes beside those of the search."""
-        return sum(item.probe.purpose is Purpose.KEEP_BATCH_SIZE for item in self.observations)
 
 
 def draw_job(seed: int) -> dict[str, Any]:
@@ -183,62 +158,8 @@ def explored(config: Config, seed: int, family: Family) -> Found:
     )
 
 
-def _find(item: tuple[int, Family]) -> Found:
-    seed, family = item
-    return explored(load(draw_job(seed)), seed, family)
-
-
-def found(families: Iterable[Family], seeds: Iterable[int], *, num_processes: int = 1) -> Iterator[Found]:
+def found(families: Iterable[Family], seeds: Iterable[int]) -> Iterator[Found]:
     """Explore a job of each seed on a machine of each family."""
-    items = [(seed, family) for family in families for seed in seeds]
-    if num_processes == 1:
-        yield from map(_find, items)
-        return
-    with ProcessPoolExecutor(num_processes) as pool:
-        yield from pool.map(_find, items, chunksize=5)
-
-
-def table(jobs: Sequence[Found]) -> str:
-    """The figures of some jobs, by family of machines."""
-    head = "family | jobs | valid | run exactly | within the tolerance | mean score | of its own | extra probes"
-    rows = [f"| {head} |", f"|{'---|' * 8}"]
-    by_family = {family.value: [job for job in jobs if job.family is family] for family in Family}
-    for name, own in (by_family | {"all": list(jobs)}).items():
-        if not own:
-            continue
-        told = [job.second for job in own if job.second]
-        own_size = [second for second in told if second.micro_batch_size != second.free_micro_batch_size]
-        cells = [
-            name,
-            str(len(own)),
-            _share(job.is_valid for job in own),
-            _share(job.ran_exactly for job in own),
-            _share(job.is_best for job in own),
-            f"{np.mean([second.confidence for second in told]):.1f}",
-            _share(second in own_size for second in told),
-            f"{np.mean([job.num_extra_probes for job in own]):.2f}",
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def _share(flags: Iterable[bool]) -> str:
-    return f"{100 * np.mean(list(flags)):.1f} %"
-
-
-def main() -> None:
-    """Explore the jobs and write what became of them."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--jobs", type=int, default=NUM_JOBS, help="of each family of machines")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--first-seed", type=int, default=3000)
-    arguments = parser.parse_args()
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.jobs)
-    jobs = list(found(Family, seeds, num_processes=arguments.processes))
-    text = table(jobs)
-    print(text)
-    RESULTS.write_text(HEAD.format(seeds=seeds) + text + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    for family in families:
+        for seed in seeds:
+            yield explored(load(draw_job(seed)), seed, family)
