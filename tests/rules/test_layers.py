@@ -58,6 +58,7 @@ DOORS = {
     "optuna": {"search.study", "search.loop"},
     "pydantic": {"config.schema", "config.field_types", "run.result"},
     "ruamel": {"config.document.reader"},
+    "tomlkit": {"config.document.toml"},
     "click": {"cli"},
     "jinja2": {"output.report"},
     "matplotlib": {"output.report"},
