@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.machine_facts import machine_facts
 from benchmarks.simulated_jobs import draw_job, load
-from bexplore.exploration.exploration import keeping_sizes
+from bexplore.exploration.base import keeping_sizes
 from bexplore.exploration.finish import Finish, verified_by
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.bexp import recommendation_line

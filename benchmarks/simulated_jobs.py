@@ -14,7 +14,7 @@ import yaml
 
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
-from bexplore.exploration.exploration import keeping_sizes
+from bexplore.exploration.base import keeping_sizes
 from bexplore.exploration.finish import keeps_batch_size
 from bexplore.job.batching import is_valid_global_batch_size
 from bexplore.measurement.probe import Compilation, Observation

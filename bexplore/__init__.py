@@ -21,13 +21,13 @@ if (
 ):  # what type checkers read in place of `__getattr__`; tests/rules/test_types.py compares it with _PUBLIC
     from bexplore import lightning as lightning
     from bexplore import transformers as transformers
+    from bexplore.api import explore as explore
     from bexplore.config.config import Config as Config
     from bexplore.config.load import load_config as load_config
     from bexplore.config.training_step import TrainingStep as TrainingStep
     from bexplore.decorator import find_fastest_batch_size as find_fastest_batch_size
     from bexplore.errors import BexploreError as BexploreError
-    from bexplore.exploration.exploration import ExploreOptions as ExploreOptions
-    from bexplore.exploration.exploration import explore as explore
+    from bexplore.exploration.base import ExploreOptions as ExploreOptions
     from bexplore.planning.api import plan as plan
     from bexplore.planning.request import PlanRequest as PlanRequest
     from bexplore.planning.request import Work as Work
@@ -51,10 +51,10 @@ _PUBLIC = {
     "ProbeStarted": "bexplore.search.loop",
     "Recommended": "bexplore.run.events",
     "AlreadyFinished": "bexplore.run.events",
-    "ExploreOptions": "bexplore.exploration.exploration",
+    "ExploreOptions": "bexplore.exploration.base",
     "Traced": "bexplore.run.events",
     "TrainingStep": "bexplore.config.training_step",
-    "explore": "bexplore.exploration.exploration",
+    "explore": "bexplore.api",
     "find_fastest_batch_size": "bexplore.decorator",
     "load_config": "bexplore.config.load",
     "plan": "bexplore.planning.api",

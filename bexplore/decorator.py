@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
-from bexplore.actions.start_again import GivenSize, Request, explored, given_size, hints_shown
 from bexplore.errors import UserInputError
+from bexplore.start_again import GivenSize, Request, explored, given_size, hints_shown
 
 _Rest = ParamSpec("_Rest")  # the parameters after the size
 _Result = TypeVar("_Result")

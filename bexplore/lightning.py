@@ -9,7 +9,9 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from bexplore.actions.start_again import (
+from bexplore.errors import UserInputError
+from bexplore.run.result import RunResult
+from bexplore.start_again import (
     GivenSize,
     Request,
     accumulation_of,
@@ -18,8 +20,6 @@ from bexplore.actions.start_again import (
     hints_shown,
     refuse_ranks,
 )
-from bexplore.errors import UserInputError
-from bexplore.run.result import RunResult
 
 
 class MicroBatchSizeFinder(Callback):

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bexplore.actions.start_again import Request, explored, given_size
 from bexplore.run.result import RunResult
+from bexplore.start_again import Request, explored, given_size
 
 if TYPE_CHECKING:
     from transformers import Trainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.simulated_jobs import Found, draw_job, explored, found, load
-from bexplore.exploration.exploration import keeping_sizes
+from bexplore.exploration.base import keeping_sizes
 from bexplore.search.space import candidate_sizes
 from bexplore.testing.simulator import Family
 

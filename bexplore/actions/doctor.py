@@ -26,7 +26,6 @@ import numpy as np
 from bexplore.actions.one_shot import probe_once
 from bexplore.config.command import Command
 from bexplore.config.config import Config
-from bexplore.emulated_gpu import describe_tools
 from bexplore.engine.process.timeouts import Limits
 from bexplore.engine.program_client import ask_once, trace_in_worker
 from bexplore.engine.protocol.messages import (
@@ -40,8 +39,7 @@ from bexplore.engine.protocol.messages import (
     Request,
 )
 from bexplore.errors import EmulationError, UserInputError
-from bexplore.exploration.emulated import started_environment
-from bexplore.exploration.launching import launcher_of
+from bexplore.exploration.setup import launcher_of
 from bexplore.host.accelerators import find_device
 from bexplore.host.contention import BUSY_SHARE, POWER_LIMIT, clock_events, selector, time_equal_work
 from bexplore.host.machine import (
@@ -106,21 +104,30 @@ class Check:
     fix: str = ""
 
 
-def examine(config: Config | None = None, *, noise_s: float = 10.0) -> Iterator[Check]:
+def examine(
+    config: Config | None = None,
+    *,
+    noise_s: float = 10.0,
+    describe_emulation: Callable[[], str] | None = None,
+    make_environment: Callable[[], Mapping[str, str]] = dict,
+) -> Iterator[Check]:
     """Check the machine, and a job on it.
 
     Args:
         config: The job; None for the machine alone.
         noise_s: Seconds of the noise measurement; 0 skips it.
+        describe_emulation: Names the tools that build an emulated device, or raises; None checks none.
+        make_environment: Returns the variables with which a process sees the configuration's emulated device.
     """
     yield _python()
     torch = _torch()
     yield torch
     device_name = None if config is None else config.explore.device_name
-    emulation = list(_emulation(torch.message, device_name))
+    is_wanted = device_name is not None or "cpu" not in torch.message
+    emulation = [_emulation(describe_emulation, device_name)] if describe_emulation and is_wanted else []
     yield from emulation
     is_possible = not any(check.status is Status.PROBLEM for check in (torch, *emulation))
-    environment = {} if config is None or not is_possible else started_environment(config)
+    environment = make_environment() if is_possible else {}
     device_info: dict[str, Any] = {}
     if is_possible:
         device_info, device = _device("auto" if config is None else config.job.device, environment)
@@ -224,15 +231,13 @@ def _driver(device_info: dict[str, Any]) -> Iterator[Check]:
         yield Check("driver", Status.OK, text)
 
 
-def _emulation(torch_version: str, device_name: str | None) -> Iterator[Check]:
+def _emulation(describe_emulation: Callable[[], str], device_name: str | None) -> Check:
     """Check what an emulated device needs, where one is named, or where a CUDA build could use one."""
-    if device_name is None and "cpu" in torch_version:
-        return
     try:
-        yield Check("emulation", Status.OK, f"--device-name h100: {describe_tools()}")
+        return Check("emulation", Status.OK, f"explore.device_name: h100 works, with {describe_emulation()}")
     except EmulationError as error:
         status = Status.OK if device_name is None else Status.PROBLEM
-        yield Check("emulation", status, f"--device-name cannot be used: {error.message}", error.hint)
+        return Check("emulation", status, f"explore.device_name does not work: {error.message}", error.hint)
 
 
 def _compilers(device_info: dict[str, Any]) -> Iterator[Check]:
@@ -429,7 +434,9 @@ def _job(config: Config, device_info: dict[str, Any], environment: Mapping[str, 
             message = f"builds and traces in {format_seconds(traced.trace_s)}: {traced.num_parameters:,} parameters"
             yield Check("job", Status.OK, message)
             return
-        run = probe_once(config, micro_batch_size=config.minimum, compilation="eager", model_dir=folder).observation
+        run = probe_once(
+            config, micro_batch_size=config.minimum, compilation="eager", model_dir=folder, environment=environment
+        ).observation
     if run.is_measured:
         fix = "explore works without a trace, and finds the memory limit by probes"
         yield Check("job", Status.WARNING, f"builds and runs, but cannot be traced: {traced}", fix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +17,7 @@ from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
-from bexplore.exploration.emulated import named_device, started_environment, without_times
-from bexplore.exploration.launching import environment_alone, launcher_of, worker_key
-from bexplore.exploration.loader_lengths import with_loader_lengths
+from bexplore.exploration.emulated import named_device, without_times
 from bexplore.exploration.memory_budget import (
     MemoryBudget,
     gradient_bytes_of,
@@ -27,6 +25,7 @@ from bexplore.exploration.memory_budget import (
     memory_of_absent_device,
     resolve_budget,
 )
+from bexplore.exploration.setup import environment_alone, launcher_of, with_loader_lengths, worker_key
 from bexplore.exploration.variants import operations_over_file, trace_all, trace_lengths
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import torch_is_for_cpu
@@ -48,6 +47,7 @@ def probe_once(
     compilation: str,
     model_dir: str | None,
     trace_path: Path | None = None,
+    environment: Mapping[str, str] | None = None,
     on_progress: Progress = lambda message: None,
 ) -> Probed:
     """Compile and run one size for real.
@@ -58,6 +58,7 @@ def probe_once(
         compilation: `exact`, `shared` or `eager`.
         model_dir: Folder of the worker's log; None for the configuration's own.
         trace_path: Chrome trace of a few steps, which are profiled after the measurement; None to profile none.
+        environment: Variables of the processes that are started, such as those of an emulated device.
         on_progress: Called with the worker's progress messages.
 
     Raises:
@@ -76,13 +77,13 @@ def probe_once(
         max_passes=config.explore.passes_per_probe,
         time_limit_s=config.explore.probe_time_limit_s,
     )
-    environment = started_environment(config, on_progress)
+    environment = environment or {}
     if config.command is not None:
         run_dir.mkdir(run_directory.PRIVATE, parents=True, exist_ok=True)
         settings = CommandSettings(run_dir=run_dir, environment=environment, on_progress=on_progress)
         runner = CommandRunner(config.command, settings)
         return Probed(observation=without_times(runner, lambda: bool(runner.device_info.get("is_emulated")))(probe))
-    with Workers(run_dir, environment | environment_alone(config)) as workers:
+    with Workers(run_dir, {**environment, **environment_alone(config)}) as workers:
         device_info = workers.device_info(config.job.device, on_progress=on_progress)
         if trace_path is not None and device_info["is_emulated"]:
             raise UserInputError("a profile is of times, and an emulated device has none", hint="leave --profile out")

@@ -12,11 +12,14 @@ from typing import Any
 import click
 
 from bexplore.actions.apply import BatchSizeRule, Choice, Edit, plan_edit, refuse, write_edit
-from bexplore.cli.common import CONFIG, DEVICE_NAME, Common, common_options
-from bexplore.cli.training_command import (
+from bexplore.cli.options import (
     COMMAND,
+    CONFIG,
+    DEVICE_NAME,
     CommandBehindDashes,
+    Common,
     command_options,
+    common_options,
     overrides_of_command,
     refuse_without_command,
 )

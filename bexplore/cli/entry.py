@@ -23,21 +23,21 @@ from bexplore.host.secret_values import hidden, hidden_arguments, hide_process_t
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 # Command -> its module and its line in the group's help, in the order of use.
 COMMANDS = {
-    "init": ("prepare", "Write the smallest file with which a training can be explored."),
+    "init": ("setup", "Write the smallest file with which a training can be explored."),
     "explore": ("explore", "Find the micro-batch size of a job."),
     "apply": ("apply", "Write the size that was found into the job's file."),
-    "report": ("report", "Show a run as an HTML page, Markdown or pictures."),
+    "report": ("offline", "Show a run as an HTML page, Markdown or pictures."),
     "plan": ("plan", "Plan a training: time, devices, price, parts of a step."),
     "network": ("network", "Time the network between the devices that will train."),
     "trace": ("one_shot", "Predict memory and flops of every size without running it."),
     "probe": ("one_shot", "Run one size for real."),
     "guard": ("guard", "Compare a job's performance with a baseline."),
-    "replay": ("tables", "Run the search over a table of recorded sweeps."),
-    "batch-sizes": ("tables", "List the global batch sizes that are valid with a size."),
-    "schema": ("tables", "Print a JSON Schema of the configuration, for editors."),
-    "attach": ("hosts", "Let a Python that ignores PYTHONPATH be observed."),
-    "worker": ("hosts", "Be one rank of a job whose ranks you start yourself."),
-    "doctor": ("prepare", "Check whether this machine and a job are ready."),
+    "replay": ("offline", "Run the search over a table of recorded sweeps."),
+    "batch-sizes": ("offline", "List the global batch sizes that are valid with a size."),
+    "schema": ("offline", "Print a JSON Schema of the configuration, for editors."),
+    "attach": ("setup", "Let a Python that ignores PYTHONPATH be observed."),
+    "worker": ("setup", "Be one rank of a job whose ranks you start yourself."),
+    "doctor": ("setup", "Check whether this machine and a job are ready."),
 }
 
 

@@ -17,20 +17,22 @@ import click
 from rich.console import Console
 
 from bexplore.actions.apply import paste, written_size
-from bexplore.cli.common import DEVICE_NAME, Common, common_options
-from bexplore.cli.streams import silence, watched_reader
-from bexplore.cli.training_command import (
+from bexplore.api import explore as events_of
+from bexplore.cli.options import (
     COMMAND,
+    DEVICE_NAME,
     CommandBehindDashes,
+    Common,
     command_options,
+    common_options,
     overrides_of_command,
     refuse_without_command,
 )
+from bexplore.cli.streams import silence, watched_reader
 from bexplore.config.config import Config
 from bexplore.engine.process.starting import is_waiting
 from bexplore.errors import BexploreError, ExitCode, first_line
-from bexplore.exploration.exploration import explore as events_of
-from bexplore.exploration.resumable import ExploreOptions
+from bexplore.exploration.base import ExploreOptions
 from bexplore.host.logs import log
 from bexplore.output.bexp import BexpStream, RunLog
 from bexplore.output.console import Progress

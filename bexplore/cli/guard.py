@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bexplore.cli.common import CONFIG, Common, common_options
+from bexplore.cli.options import CONFIG, Common, common_options
 from bexplore.errors import UserInputError
 from bexplore.guard.baseline import Baseline
 from bexplore.guard.guard import EXACT, GuardOptions, update_baseline

@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from bexplore.actions.one_shot import probe_once, trace_devices, trace_once, trace_variants
-from bexplore.cli.common import CONFIG, DEVICE_NAME, Common, common_options
+from bexplore.cli.options import CONFIG, DEVICE_NAME, Common, common_options
 from bexplore.diagnosis.bottlenecks import profile_bottlenecks
+from bexplore.emulated_gpu.config_environment import build_environment
 from bexplore.errors import ExitCode, UserInputError
 from bexplore.host.accelerators import DEVICES
 from bexplore.output.bexp import probe_sentence
@@ -67,6 +68,7 @@ def probe(
         compilation=compilation,
         model_dir=common.model_dir,
         trace_path=trace_path,
+        environment=build_environment(loaded, common.report_wait),
         on_progress=common.report_wait,
     )
     observation, profile = probed.observation, probed.profile

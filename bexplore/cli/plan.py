@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bexplore.cli.common import Common, common_options
+from bexplore.cli.options import Common, common_options
 from bexplore.errors import UserInputError
 from bexplore.output.plan_table import plan_table
 from bexplore.planning.api import is_run, plan_source, plans_of

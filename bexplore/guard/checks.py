@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bexplore.config.load import load_config
 from bexplore.engine.program_client import metrics_in_worker
-from bexplore.exploration.loader_lengths import with_loader_lengths
+from bexplore.exploration.setup import with_loader_lengths
 from bexplore.guard.guard import EXACT, GuardOptions, guard, update_baseline
 from bexplore.guard.report import Report, Tier, Verdict
 from bexplore.trace.program_metrics import ProgramMetrics

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from bexplore.cli.apply import apply
-from bexplore.cli.common import Common
+from bexplore.cli.options import Common
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.job import code_digests

@@ -10,7 +10,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from bexplore.actions import doctor
-from bexplore.cli.prepare import doctor as command
+from bexplore.cli.setup import doctor as command
 from tests.builders import JOBS
 
 JOB = """\

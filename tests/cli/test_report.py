@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from bexplore.cli.report import report
+from bexplore.cli.offline import report
 from bexplore.measurement.probe import Observation
 from bexplore.output.report.files import html, read_report_data
 from tests.run_builders import Page, make_run, probe

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from bexplore.api import explore
 from bexplore.command import watch
 from bexplore.config.load import load_config
-from bexplore.exploration.exploration import explore
-from bexplore.exploration.of_command import REAL_STEP
-from bexplore.exploration.resumable import ExploreOptions
+from bexplore.exploration.base import ExploreOptions
+from bexplore.exploration.command import REAL_STEP
 from bexplore.measurement.probe import Observation
 from bexplore.run.events import AlreadyFinished, JobEvent, Planned
 from bexplore.search.result import ProbeFinished

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from bexplore.api import explore
 from bexplore.command import open_start, watch
 from bexplore.command import runner as runner_module
 from bexplore.command.open_start import PARK_S
@@ -28,8 +29,7 @@ from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
-from bexplore.exploration.exploration import explore
-from bexplore.exploration.resumable import ExploreOptions
+from bexplore.exploration.base import ExploreOptions
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.search.result import ProbeFinished
 from tests.command_builders import (

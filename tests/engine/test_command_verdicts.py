@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from bexplore.api import explore
 from bexplore.command import watch
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import UserProgramError
-from bexplore.exploration.exploration import explore
-from bexplore.exploration.resumable import ExploreOptions
+from bexplore.exploration.base import ExploreOptions
 from bexplore.measurement.probe import Outcome
 from bexplore.search.result import ProbeFinished
 from tests.command_builders import search_probe_of

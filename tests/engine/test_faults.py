@@ -20,8 +20,8 @@ from bexplore.config.load import load_config
 from bexplore.engine.process import memory_watchdog, reaper
 from bexplore.engine.process.memory_watchdog import MemoryWatchdog
 from bexplore.errors import EngineError
-from bexplore.exploration import exploration
-from bexplore.exploration.resumable import ExploreOptions
+from bexplore.exploration import job as exploration
+from bexplore.exploration.base import ExploreOptions
 from bexplore.host import json_files, locks
 from bexplore.job import CompileSettings
 from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
@@ -118,7 +118,7 @@ def earlier(tmp_path, monkeypatch):
     (tmp_path / "programs.py").write_text((JOBS / "programs.py").read_text())
     path = tmp_path / "job.yaml"
     path.write_text(CONFIG)
-    ours = exploration.EngineExploration(load_config(path), ExploreOptions())
+    ours = exploration.JobExploration(load_config(path), ExploreOptions())
     ours._new_run()
     return path
 

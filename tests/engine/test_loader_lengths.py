@@ -9,7 +9,7 @@ import pytest
 
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError, UserProgramError
-from bexplore.exploration.loader_lengths import with_loader_lengths
+from bexplore.exploration.setup import with_loader_lengths
 from bexplore.job.lengths import Collation
 
 CODE = """

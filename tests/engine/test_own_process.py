@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 
-from bexplore.exploration.exploration import explore
-from bexplore.exploration.resumable import ExploreOptions
+from bexplore.api import explore
+from bexplore.exploration.base import ExploreOptions
 from bexplore.job import CompileSettings
 from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
 from tests.builders import JOBS, imported_job

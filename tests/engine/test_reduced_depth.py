@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from bexplore.api import explore
 from bexplore.engine.reduced_depth import ReducedDepthRunner
-from bexplore.exploration.exploration import explore
-from bexplore.exploration.resumable import ExploreOptions
+from bexplore.exploration.base import ExploreOptions
 from bexplore.job import CompileSettings, Job
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation, Outcome, Probe

@@ -19,7 +19,8 @@ from bexplore.engine.worker.device import await_memory, bound_memory, device_inf
 from bexplore.engine.worker.place import ALONE
 from bexplore.engine.worker.server import Server
 from bexplore.errors import UserInputError
-from bexplore.exploration import exploration, variants
+from bexplore.exploration import job as exploration
+from bexplore.exploration import variants
 from tests.builders import imported_job
 from tests.run_builders import cost_model
 
@@ -196,7 +197,7 @@ def test_on_an_accelerator_the_memory_is_asked_for_before_the_trace_begins(confi
         "recall_or_trace",
         lambda job, *_, **names: order.append(job.device) or "no",
     )
-    explored = exploration.EngineExploration(config_on(named), exploration.ExploreOptions())
+    explored = exploration.JobExploration(config_on(named), exploration.ExploreOptions())
     monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
 
     explored._traced_device(workers, SimpleNamespace(directory=None))
@@ -209,7 +210,7 @@ def test_on_the_cpu_the_trace_does_not_wait_for_the_worker(config_on, monkeypatc
     facts = {"device": "cpu", "device_name": ""}
     workers = SimpleNamespace(device_info=lambda device, **_: facts | {"waited": traced.wait(30)})
     monkeypatch.setattr(variants, "recall_or_trace", lambda *_, **names: traced.set() or "no")
-    explored = exploration.EngineExploration(config_on("cpu"), exploration.ExploreOptions())
+    explored = exploration.JobExploration(config_on("cpu"), exploration.ExploreOptions())
     monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
 
     assert explored._traced_device(workers, SimpleNamespace(directory=None))[1]["waited"]

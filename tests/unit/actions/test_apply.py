@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bexplore.actions.apply import BatchSizeRule, paste, plan_edit, write_edit
-from bexplore.cli.common import Common
+from bexplore.cli.options import Common
 from bexplore.config.config import Config
 from bexplore.config.document.reader import YamlReader
 from bexplore.config.document.writer import with_value, without_section

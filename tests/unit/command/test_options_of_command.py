@@ -6,7 +6,7 @@ import pytest
 
 from bexplore.cli.apply import apply
 from bexplore.cli.explore import explore
-from bexplore.cli.training_command import overrides_of_command, refuse_without_command
+from bexplore.cli.options import overrides_of_command, refuse_without_command
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
 from bexplore.measurement.probe import Compilation

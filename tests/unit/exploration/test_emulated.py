@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from bexplore.api import explore
 from bexplore.command.runner import CommandSettings
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
+from bexplore.emulated_gpu.config_environment import num_devices
 from bexplore.errors import UserInputError
-from bexplore.exploration import emulated, of_command
-from bexplore.exploration.exploration import explore
-from bexplore.exploration.resumable import ExploreOptions
+from bexplore.exploration import command as command_module
+from bexplore.exploration.base import ExploreOptions
+from bexplore.exploration.emulated import named_device
 from bexplore.host.accelerators import DEVICES
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.summary import summary_text
@@ -99,7 +101,7 @@ def events_of(monkeypatch, tmp_path):
 
     def events(capacity_bytes: int, *overrides: str) -> list[JobEvent]:
         monkeypatch.setattr(
-            of_command, "CommandRunner", type("Machine", (EmulatedMachine,), {"capacity_bytes": capacity_bytes})
+            command_module, "CommandRunner", type("Machine", (EmulatedMachine,), {"capacity_bytes": capacity_bytes})
         )
         Path("job.yaml").write_text("micro_batch_size: explore\ngradient_accumulation_steps: 8\n")
         command = json.dumps(["train", "{config}", "--out", "{output_dir}"])
@@ -159,7 +161,7 @@ NAMES = {
 @pytest.mark.parametrize("typed", NAMES)
 def test_a_name_may_begin_with_the_number_of_devices(typed):
     number, key = NAMES[typed]
-    assert emulated.named_device(typed) == (number, DEVICES[key])
+    assert named_device(typed) == (number, DEVICES[key])
 
 
 # What cannot be emulated -> what is said of it.
@@ -206,4 +208,4 @@ def test_a_command_has_as_many_devices_as_its_launcher_starts_processes(tmp_path
     command = json.dumps([*words, "--size", "{micro_batch_size}", "--out", "{output_dir}"])
     path = tmp_path / "job.yaml"
     path.write_text(f"explore: {{command: {command}}}\n")
-    assert emulated.num_devices(load_config(path)) == COMMANDS[words]
+    assert num_devices(load_config(path)) == COMMANDS[words]

@@ -11,7 +11,8 @@ from bexplore.actions import one_shot
 from bexplore.config.load import load_config
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
-from bexplore.exploration.exploration import EngineExploration
+from bexplore.exploration.base import ExploreOptions
+from bexplore.exploration.job import JobExploration
 from bexplore.exploration.memory_budget import (
     COLLECTIVES_BYTES,
     CUDA_CONTEXT_BYTES,
@@ -24,7 +25,6 @@ from bexplore.exploration.memory_budget import (
     memory_of_absent_device,
     resolve_budget,
 )
-from bexplore.exploration.resumable import ExploreOptions
 from bexplore.job import Job, Mode, Precision
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Observation, Outcome, Probe
@@ -152,7 +152,7 @@ def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, mo
 
     traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
 
-    explored = EngineExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
+    explored = JobExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
     assert "kept free for gradient buckets" in explored.why
     assert traced["memory_budget_bytes"] == explored.budget_bytes
 
@@ -167,7 +167,7 @@ def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
     traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
 
     assert traced["bounds"] == [3, 6]
-    exploration = EngineExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))
+    exploration = JobExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))
     assert exploration._traced(cost_model(), "", budget).record["bounds"] == [3, 6]
 
 
@@ -309,6 +309,6 @@ def test_an_exploration_of_ranks_reserves_no_gradients(tmp_path):
     for name, section in (("replicas", ""), ("ranks", "parallelism: {}, ")):
         path = tmp_path / f"{name}.yaml"
         path.write_text(BFLOAT16_JOB.replace("explore: {", "explore: {" + section))
-        exploration = EngineExploration(load_config(path), ExploreOptions(model_dir=str(tmp_path / "x")))
+        exploration = JobExploration(load_config(path), ExploreOptions(model_dir=str(tmp_path / "x")))
         why[name] = exploration._budget(facts, cost_model()).why
     assert {name for name, text in why.items() if "kept free" in text} == {"replicas"}

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from bexplore.actions.apply import BatchSizeRule, plan_edit
+from bexplore.api import explore
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.engine.runner import RunnerSettings
 from bexplore.errors import NothingFitsError
-from bexplore.exploration import exploration as module
-from bexplore.exploration.exploration import explore
-from bexplore.exploration.resumable import ExploreOptions
+from bexplore.exploration import job as module
+from bexplore.exploration.base import ExploreOptions
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.run.event_records import event_record
 from bexplore.run.events import AlreadyFinished, Finished, Planned, Recommended, Traced

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bexplore.config.load import load_config
-from bexplore.exploration import exploration
-from bexplore.exploration.resumable import ExploreOptions
+from bexplore.exploration import job as exploration
+from bexplore.exploration.base import ExploreOptions
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.output.event_files import AppendFile
 from bexplore.run import run_directory
@@ -61,7 +61,7 @@ def earlier(tmp_path, monkeypatch):
     (tmp_path / "programs.py").write_text((JOBS / "programs.py").read_text())
     path = tmp_path / "job.yaml"
     path.write_text(CONFIG)
-    ours = exploration.EngineExploration(load_config(path), ExploreOptions())
+    ours = exploration.JobExploration(load_config(path), ExploreOptions())
     ours._new_run()
     return path
 
@@ -69,8 +69,8 @@ def earlier(tmp_path, monkeypatch):
 def test_starting_over_never_shares_a_study_with_what_was_before(earlier):
     config = load_config(earlier)
     shared, alone = (
-        exploration.EngineExploration(config, ExploreOptions()),
-        exploration.EngineExploration(config, ExploreOptions(fresh=True)),
+        exploration.JobExploration(config, ExploreOptions()),
+        exploration.JobExploration(config, ExploreOptions(fresh=True)),
     )
 
     assert shared._new_run().meta()["study"] == shared._new_run().meta()["study"]

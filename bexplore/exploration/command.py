@@ -15,9 +15,9 @@ from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.errors import UserInputError, UserProgramError
+from bexplore.exploration.base import Exploration, keeping_sizes
 from bexplore.exploration.emulated import without_times
 from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes, step_time_s, verified_by
-from bexplore.exploration.resumable import ResumableExploration, keeping_sizes
 from bexplore.host import logs
 from bexplore.host.clocks import Stopwatch
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
@@ -46,7 +46,7 @@ STARTS_APART = 0.20
 REAL_STEP = "accumulation_of_real_step"
 
 
-class CommandExploration(ResumableExploration):
+class CommandExploration(Exploration):
     """An exploration whose probes are starts of the user's own command."""
 
     @property

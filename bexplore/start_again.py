@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from bexplore.api import explore
 from bexplore.config.load import load_config
 from bexplore.errors import BexploreError, UserInputError
-from bexplore.exploration.exploration import explore
-from bexplore.exploration.resumable import ExploreOptions
+from bexplore.exploration.base import ExploreOptions
 from bexplore.host import logs
 from bexplore.host.secret_values import hidden_words
 from bexplore.job.batching import split

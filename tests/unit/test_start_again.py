@@ -5,12 +5,12 @@ from types import ModuleType
 
 import pytest
 
-from bexplore.actions import start_again
-from bexplore.actions.start_again import Request, explored, given_size, own_command
+from bexplore import start_again
 from bexplore.config.load import load_config
 from bexplore.decorator import find_fastest_batch_size
 from bexplore.errors import UserInputError
 from bexplore.run.result import RunResult
+from bexplore.start_again import Request, explored, given_size, own_command
 
 
 def test_a_start_gets_its_size_by_a_variable_and_its_folder_by_another():

@@ -1,19 +1,25 @@
-"""`bexplore init` and `bexplore doctor`: the file of an exploration, and a line for each requirement of it."""
+"""`bexplore init`, `doctor`, `attach` and `worker`: what stands before an exploration."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
 
 from bexplore.actions.doctor import Check, Status, examine
-from bexplore.cli.training_command import COMMAND, CommandBehindDashes
+from bexplore.cli.options import COMMAND, CommandBehindDashes
+from bexplore.command import attach as pth
 from bexplore.config.load import load_config
 from bexplore.config.starter import examples, starter
+from bexplore.emulated_gpu import describe_tools
+from bexplore.emulated_gpu.config_environment import build_environment
+from bexplore.engine.process.rank_listener import KEY_VARIABLE
 from bexplore.errors import ExitCode, UserInputError
 
 _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "red"}
@@ -123,7 +129,13 @@ def doctor(config: Path | None, noise_s: float, no_code: bool, as_json: bool) ->
     has_problem = False
     for line in () if loaded is None else loaded.starts:
         click.echo(line, err=True)
-    for check in examine(loaded, noise_s=noise_s):
+    checks = examine(
+        loaded,
+        noise_s=noise_s,
+        describe_emulation=describe_tools,
+        make_environment=dict if loaded is None else partial(build_environment, loaded),
+    )
+    for check in checks:
         has_problem |= check.status is Status.PROBLEM
         click.echo(json.dumps({"event": "check"} | dataclasses.asdict(check)) if as_json else _line(check))
     if has_problem:
@@ -136,3 +148,55 @@ def _line(check: Check) -> str:
         status = click.style(status, fg=_COLOURS[check.status])
     line = f"{status} {check.name:<10}  {check.message}"
     return line + (f"\n{'':19}  -> {check.fix}" if check.fix else "")
+
+
+_ADDRESS = re.compile(r"[^:\s]+:\d{1,5}")
+
+
+@click.command()
+@click.option("--install", "action", flag_value="install", help="Write the file.")
+@click.option("--remove", "action", flag_value="remove", help="Remove the file.")
+@click.option("--python", default=sys.executable, show_default="this one", help="The Python that trains.")
+def attach(action: str | None, python: str) -> None:
+    """Let a Python load the observer of `bexplore explore -- COMMAND` where it ignores PYTHONPATH.
+
+    One `.pth` file in its site-packages; it does nothing outside of a probe.
+
+    \b
+    Examples:
+      bexplore attach --install --python /opt/training/bin/python
+      bexplore attach --remove --python /opt/training/bin/python
+    """
+    if action == "install":
+        click.echo(f"wrote {pth.install(python)}; remove it: bexplore attach --remove --python {python}")
+    elif action == "remove":
+        removed = pth.remove(python)
+        click.echo(f"removed {removed}" if removed else "nothing to remove")
+    else:
+        installed = (pth.site_packages(python) / pth.NAME).exists()
+        click.echo(f"{'installed' if installed else 'not installed'} for {python}; see bexplore attach --help")
+
+
+@click.command()
+@click.option("--connect", "address", metavar="HOST:PORT", required=True, help="Where the explorer listens.")
+def worker(address: str) -> None:
+    """Be one rank of a job that `bexplore explore` explores with `explore.launcher: external`.
+
+    Started on each host by a launcher of yours, which starts it again after each end; it waits for the explorer.
+
+    \b
+    Example, on each of two hosts, with the same key everywhere:
+      export BEXPLORE_WORKER_KEY=...    # such as `openssl rand -hex 32` prints
+      torchrun --nnodes 2 --nproc-per-node 8 --max-restarts 1000 --rdzv-backend c10d \\
+        --rdzv-endpoint HOST:29500 --no-python \\
+        bexplore worker --connect HOST:29400
+    """
+    if not _ADDRESS.fullmatch(address):
+        raise UserInputError(f"--connect takes HOST:PORT, not {address!r}", hint="type --connect 10.0.0.5:29400")
+    if not os.environ.get(KEY_VARIABLE):
+        raise UserInputError(
+            f"{KEY_VARIABLE} is not set: the explorer refuses ranks without the key",
+            hint=f"export {KEY_VARIABLE}=... as where bexplore explore runs",
+        )
+    # The worker's own process, without what a command line has imported.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "bexplore.engine.worker", "--connect", address])

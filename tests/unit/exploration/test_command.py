@@ -8,14 +8,14 @@ from pathlib import Path
 import optuna
 import pytest
 
+from bexplore.api import explore
 from bexplore.command.runner import PROBING_ACCUMULATION, CommandSettings
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import UserProgramError
-from bexplore.exploration import of_command as module
-from bexplore.exploration.exploration import explore
+from bexplore.exploration import command as module
+from bexplore.exploration.base import ExploreOptions
 from bexplore.exploration.finish import step_time_s
-from bexplore.exploration.resumable import ExploreOptions
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.run.events import AlreadyFinished, Finished, JobEvent, Planned
 from bexplore.run.result import RunResult

@@ -1,18 +1,17 @@
-"""A whole exploration, from a checked configuration to its result; the command line and Python share it."""
+"""The exploration of a job that bexplore builds, traces and compiles itself."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 from bexplore.config.config import Config
-from bexplore.config.load import load_config
 from bexplore.config.sections.variants import changes_training
 from bexplore.engine.all_ranks import AllRanksRunner
 from bexplore.engine.process.launcher import external_hint
@@ -22,15 +21,13 @@ from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.reduced_depth import ReducedDepthRunner
 from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 from bexplore.engine.variants_runner import VariantsRunner
-from bexplore.errors import NothingFitsError, UserInputError
+from bexplore.errors import NothingFitsError
+from bexplore.exploration.base import Exploration, ExploreOptions, keeping_sizes
 from bexplore.exploration.emulated import without_times
 from bexplore.exploration.estimate import expected_duration
 from bexplore.exploration.finish import Finish, global_batch_sizes
-from bexplore.exploration.launching import environment_alone, launcher_of, worker_key
-from bexplore.exploration.loader_lengths import with_loader_lengths
 from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
-from bexplore.exploration.of_command import CommandExploration
-from bexplore.exploration.resumable import ExploreOptions, ResumableExploration, keeping_sizes
+from bexplore.exploration.setup import environment_alone, launcher_of, worker_key
 from bexplore.exploration.variants import SURE_SDS, expected, operations_over_file, select, trace_all, trace_lengths
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors, package_version
@@ -40,7 +37,7 @@ from bexplore.job import Job, device_kind
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Compilation, Probe, Runner
 from bexplore.run import run_directory
-from bexplore.run.event_records import event_record, trace_record
+from bexplore.run.event_records import trace_record
 from bexplore.run.events import Finished, JobEvent, Planned, Recommended, Traced, TracedSettings
 from bexplore.run.fingerprint import describe, search_settings
 from bexplore.run.parallel_result import one_rank_caution
@@ -75,44 +72,13 @@ BEYOND_TRACE = 1.25
 HOPELESS_FACTOR = 2.0
 
 
-def explore(config: Config | str | Path, options: ExploreOptions | None = None) -> Iterator[JobEvent]:
-    """Find the micro-batch size of a training job; yield events as they happen.
+class JobExploration(Exploration):
+    """An exploration whose probes are workers of the engine."""
 
-    Args:
-        config: The job's YAML file, or the file already loaded.
-        options: Options outside of the job; None for the defaults.
-
-    Yields:
-        `Planned`; `Traced`; for each probe `ProbeStarted`, `ProbeFinished` and, once something was measured,
-        `Recommended`; `Finished`. Or only `AlreadyFinished`, where a finished run of the same job is on disk.
-
-    Raises:
-        UserInputError: The configuration is wrong, or has nothing to explore.
-        NothingFitsError: Not even the smallest candidate fits the memory budget.
-        UserProgramError: The user's own program fails at every size.
-        EngineError: The device, the disk or the storage cannot be used.
-    """
-    loaded = config if isinstance(config, Config) else load_config(Path(config))
-    if not loaded.request.is_search:
-        raise UserInputError(
-            f"{loaded.path}: micro_batch_size is {loaded.request.kind.value}: there is nothing to explore",
-            hint="set micro_batch_size: explore",
-        )
-    options = options or ExploreOptions()
-    loaded = with_loader_lengths(loaded, options.on_progress)
-    kind = EngineExploration if loaded.command is None else CommandExploration
-    for event in kind(loaded, options).events():
-        record = event_record(event)
-        if record is not None:
-            logs.log.debug(record.pop("event"), **record)
-        yield event
-
-
-class EngineExploration(ResumableExploration):
-    """An exploration of a job that bexplore builds, traces and compiles itself."""
-
-    def __init__(self, config: Config, options: ExploreOptions) -> None:
-        super().__init__(config, options)
+    def __init__(
+        self, config: Config, options: ExploreOptions, make_environment: Callable[[], Mapping[str, str]] = dict
+    ) -> None:
+        super().__init__(config, options, make_environment)
         self.host_available_bytes: int | None = None
         self.selection = Selection()
         self.memory_by_length: MemoryByLength | None = None

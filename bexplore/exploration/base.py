@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from bexplore.config.config import Config
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import NothingFitsError, UserProgramError
-from bexplore.exploration.emulated import started_environment
 from bexplore.exploration.finish import batch_size_request
 from bexplore.host import logs
 from bexplore.job.batching import sizes_that_keep
@@ -63,10 +62,12 @@ def keeping_sizes(config: Config, candidates: Sequence[int]) -> loop.KeepBatchSi
     return loop.KeepBatchSize(sizes=tuple(kept), is_answer=config.explore.keep_batch_size)
 
 
-class ResumableExploration(ABC):
+class Exploration(ABC):
     """The state of one exploration, whatever runs its probes."""
 
-    def __init__(self, config: Config, options: ExploreOptions) -> None:
+    def __init__(
+        self, config: Config, options: ExploreOptions, make_environment: Callable[[], Mapping[str, str]] = dict
+    ) -> None:
         self.config = config
         self.options = options
         self.folder = run_directory.model_directory(config.mode, options.model_dir or config.model_dir)
@@ -75,6 +76,7 @@ class ResumableExploration(ABC):
         self.on_progress = _logged(options.on_progress)
         self.known: list[Observation] = []
         self.is_interrupted = False
+        self._make_environment = make_environment
         self._environment: dict[str, str] = {}  # of the processes that are started, beside this process's own
 
     def events(self) -> Iterator[JobEvent]:
@@ -84,7 +86,7 @@ class ResumableExploration(ABC):
         if run is not None and stored is not None and self._answers(stored):
             yield AlreadyFinished(result=stored, run=run)
             return
-        self._environment = started_environment(self.config, self.on_progress)  # it fails before there is a run
+        self._environment = dict(self._make_environment())  # it fails before there is a run
         if self.options.dry_run:
             yield self._planned_only(changes)
             return

@@ -10,10 +10,10 @@ import pytest
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.engine.runner import RunnerSettings
-from bexplore.exploration import exploration as module
-from bexplore.exploration.exploration import EngineExploration
+from bexplore.exploration import job as module
+from bexplore.exploration.base import ExploreOptions
+from bexplore.exploration.job import JobExploration
 from bexplore.exploration.memory_budget import MemoryBudget
-from bexplore.exploration.resumable import ExploreOptions
 from bexplore.job import TorchSettings
 from bexplore.run.run_directory import Run
 from bexplore.trace.cost_model import CostModel
@@ -60,7 +60,7 @@ def config(tmp_path: Path, device: str, compile_mode: str = "default") -> Config
 def test_kernels_that_are_tuned_at_their_first_launch_meet_a_middle_size(
     tmp_path, device, compile_mode, cost_model, size
 ):
-    exploration = EngineExploration(config(tmp_path, device, compile_mode), ExploreOptions())
+    exploration = JobExploration(config(tmp_path, device, compile_mode), ExploreOptions())
 
     assert exploration._probe_to_prepare(cost_model, BUDGET).micro_batch_size == size
     assert exploration._first_probe(cost_model, BUDGET).micro_batch_size == 1
@@ -68,7 +68,7 @@ def test_kernels_that_are_tuned_at_their_first_launch_meet_a_middle_size(
 
 @pytest.mark.parametrize(("cost_model", "size"), [(ONE_GIB_A_SAMPLE, 82), (None, None)])
 def test_a_worker_is_told_the_largest_size_that_may_fit_with_a_margin(tmp_path, cost_model, size):
-    exploration = EngineExploration(config(tmp_path, "cuda:0"), ExploreOptions())
+    exploration = JobExploration(config(tmp_path, "cuda:0"), ExploreOptions())
 
     settings = exploration._runner_settings(tmp_path, FACTS, BUDGET, cost_model)
 
@@ -82,7 +82,7 @@ def test_settings_of_torch_reach_the_job(tmp_path):
 FACTS = {"device": "cpu", "free_memory_bytes": None, "total_memory_bytes": None}
 
 
-def replicated(tmp_path: Path, section: str) -> EngineExploration:
+def replicated(tmp_path: Path, section: str) -> JobExploration:
     """An exploration of a job on two replicas, with further settings."""
     path = tmp_path / "job.yaml"
     path.write_text(
@@ -90,7 +90,7 @@ def replicated(tmp_path: Path, section: str) -> EngineExploration:
         "model: {vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}\n"
         f"runconfig: {{num_csx: 2}}\nexplore: {{device: cpu{section}}}\n"
     )
-    return EngineExploration(load_config(path), ExploreOptions(model_dir=str(tmp_path / "runs")))
+    return JobExploration(load_config(path), ExploreOptions(model_dir=str(tmp_path / "runs")))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""The environment of the processes of an exploration whose configuration names an emulated device."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from bexplore.config.config import Config
+from bexplore.emulated_gpu.environment import emulated_environment
+from bexplore.engine.process.timeouts import Progress
+from bexplore.errors import UserInputError
+from bexplore.exploration.emulated import named_device
+from bexplore.exploration.setup import launcher_of
+from bexplore.host.process_tree import LAUNCHERS, find_program
+from bexplore.job import device_kind
+
+# Options of launchers that give the processes of one host: torchrun's, accelerate's, DeepSpeed's, MPI's.
+_PROCESSES = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)(?:=(\d+))?|-(?:np|n)")
+_FIND_TORCH = (
+    "from importlib.util import find_spec; s = find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+)
+_LONGEST_FIND_S = 60.0
+
+
+def build_environment(config: Config, on_progress: Progress = lambda report: None) -> dict[str, str]:
+    """Build the libraries of the device that a configuration names; return the variables with which processes see it.
+
+    Empty where the configuration names no emulated device.
+
+    Raises:
+        UserInputError: It names a device that cannot be emulated, or another one beside it.
+        EmulationError: The libraries cannot be built.
+    """
+    name = config.explore.device_name
+    if name is None:
+        return {}
+    device = config.explore.device
+    if device != "auto" and device_kind(device) != "cuda":
+        raise UserInputError(
+            f"explore.device is {device}, and explore.device_name names an emulated CUDA device",
+            hint="leave one of the two out",
+        )
+    number, emulated = named_device(name)
+    on_progress({"stage": "emulate", "device": emulated.name})
+    return emulated_environment(emulated, num_devices=number or num_devices(config), torch_folder=_torch_folder(config))
+
+
+def num_devices(config: Config) -> int:
+    """Return the devices that a job's or a command's ranks take on this host; 1 where no number is to be seen."""
+    if config.command is None:
+        launcher = launcher_of(config)
+        return 1 if launcher is None else launcher.num_ranks
+    argv = config.command.argv
+    if find_program(argv) not in LAUNCHERS:
+        return 1
+    # What stands behind the script is the training's own.
+    words = itertools.takewhile(lambda word: not word.endswith(".py"), argv)
+    for word, following in itertools.pairwise([*words, ""]):
+        found = _PROCESSES.fullmatch(word)
+        number = found and (found[1] or following)
+        if number and number.isdecimal():
+            return int(number)
+    return 1
+
+
+def _torch_folder(config: Config) -> Path | None:
+    """Return the package `torch` of the Python that a command starts; None for that of this interpreter."""
+    command = config.command
+    python = None if command is None else _python(command.argv[0])
+    if python is None:
+        return None
+    try:
+        found = subprocess.run(
+            [python, "-c", _FIND_TORCH], capture_output=True, text=True, timeout=_LONGEST_FIND_S, check=False
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return Path(found) if found else None
+
+
+def _python(word: str) -> str | None:
+    """Return the Python that a program is, or that its first line names; None where neither is so."""
+    program = shutil.which(word)
+    if program is None:
+        return None
+    if Path(program).name.startswith("python"):
+        return program
+    try:
+        with Path(program).open("rb") as stream:
+            first = stream.read(256).split(b"\n")[0].decode(errors="replace")
+    except OSError:  # it may be run, and not read
+        return None
+    named = first.removeprefix("#!").split() if first.startswith("#!") else []
+    return named[0] if named and Path(named[0]).name.startswith("python") else None
