@@ -70,7 +70,7 @@ def targets(folder: Path) -> list[Target]:
             outcome=Outcome.MEASURED,
             pass_times_s=(0.1, 0.2),
             details={"a": 1},
-        ).as_dict()
+        ).as_record()
     ).encode()
     sets = [
         b"explore.max_probes=3",

@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.trace_jobs import DEEP_JOBS, JOBS, QUICK_JOBS, TracedJob
 from benchmarks.trace_other_jobs import OTHER_JOBS
+from bexplore.host.records import from_record, to_record
 from bexplore.trace import CostModel
 
 RESULTS = Path(__file__).parent / "results"
@@ -54,7 +55,7 @@ def main() -> None:
         if "untraced" in traced:
             untraced[name] = traced["untraced"]
             continue
-        model = CostModel.from_dict(traced.pop("cost_model"))
+        model = from_record(CostModel, traced.pop("cost_model"))
         sizes = _find(name).sizes[:2] if options.quick else _find(name).sizes
         counted = _measured_once(measured, "count", name, sizes[0], traced["job_fingerprint"])
         for size in sizes:
@@ -124,7 +125,7 @@ def trace_child(name: str, _size: int) -> dict[str, Any]:
     trace_s = time.perf_counter() - started
     processor_s = time.process_time() - processor_started
     return {
-        "cost_model": model.as_dict(),
+        "cost_model": to_record(model),
         "trace_s": trace_s,
         "processor_s": processor_s,
         "resident_growth_bytes": _resident_bytes() - before,
@@ -201,7 +202,7 @@ def _row(
 
 def _deep_row(name: str) -> dict[str, Any]:
     traces = [_in_child("trace", name) for _ in range(TRACES_PER_DEEP_JOB)]
-    model = CostModel.from_dict(traces[0]["cost_model"])
+    model = from_record(CostModel, traces[0]["cost_model"])
     return {
         "job": name,
         "num_parameters": model.num_parameters,

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
+from bexplore.host.records import to_record
 from bexplore.job import Job, Precision
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.run import run_directory
@@ -69,7 +70,7 @@ def make_run(folder: Path, *, finished: bool = True, device_name: str = "NVIDIA 
         "config": "job.yaml",
         "typed": "job.yaml --mode train",
         "title": f"decoder {HOSTILE}",
-        "job": job.as_dict(),
+        "job": job.as_record(),
         "environment": {"torch": "2.13.0"},
         "search_specification": {"settings": settings, "minimum": 1, "maximum": None, "candidates": "all"},
         "created_at": NOW.isoformat(),
@@ -90,7 +91,7 @@ def make_run(folder: Path, *, finished: bool = True, device_name: str = "NVIDIA 
     lines = "".join(json.dumps(event) + "\n" for event in recommendations)
     (run.directory / "events.jsonl").write_text(lines + '{"cut sho')
     if finished:
-        run.remember_trace(cost_model().as_dict())
+        run.remember_trace(to_record(cost_model()))
         batch = {"global_batch_size": 64, "accumulation_steps": 8, "num_tokens": 8192, "step_time_s": 0.17}
         rest = {
             "base_micro_batch_size": 1,

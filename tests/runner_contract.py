@@ -8,6 +8,7 @@ import json
 import math
 from dataclasses import dataclass
 
+from bexplore.host.records import from_record, to_record
 from bexplore.measurement.interleaving import DISTURBED_FACTOR, MAX_PASSES_PER_TIMING
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Runner
 from bexplore.search.loop import explore
@@ -130,11 +131,11 @@ class RunnerContract:
         small, _, large = subject.fitting
         subject.run(small)
         for observation in (subject.run(large, interleaved_with=(small,)), subject.run(subject.too_large)):
-            text = json.dumps(observation.as_dict())
+            text = json.dumps(to_record(observation))
 
-            read = Observation.from_dict(json.loads(text))
+            read = from_record(Observation, json.loads(text))
 
-            assert json.dumps(read.as_dict()) == text
+            assert json.dumps(to_record(read)) == text
             same = dataclasses.replace(read, details=observation.details)  # JSON has no tuples
             assert same == observation
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged
+from bexplore.host.records import from_record
 
 SIZES = (1, 4, 16)
 NUM_STEPS = 2
@@ -29,7 +30,7 @@ def record_events(context: Context) -> Verdict:
     for size in context.sizes(*SIZES):
         config = context.config("gpt", *([] if context.is_tiny else SMALL))
         context.note(file=str(context.recording))
-        command = [sys.executable, "-m", "benchmarks.gpu_check.allocator_steps", json.dumps(config.job.as_dict())]
+        command = [sys.executable, "-m", "benchmarks.gpu_check.allocator_steps", json.dumps(config.job.as_record())]
         done = subprocess.run([*command, str(size)], text=True, capture_output=True, check=False)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         if not lines:
@@ -49,7 +50,7 @@ def main(job_json: str, size: str) -> None:
 
     from bexplore.job import Job
 
-    job = Job.from_dict(json.loads(job_json))
+    job = from_record(Job, json.loads(job_json))
     if job.device == "cpu":
         _two_steps(job, int(size))
         found: dict[str, Any] = {"device": "cpu", "max_memory_allocated": 0, "max_memory_reserved": 0, "events": []}

@@ -50,7 +50,7 @@ def test_the_facts_of_a_program_are_complete_and_survive_the_file(unchanged):
     assert unchanged.num_parameters and unchanged.flops and unchanged.num_saved_activations and unchanged.num_kernels
     assert any(item.label.startswith("addmm bfloat16[b, 256]") for item in unchanged.saved_activations)
     assert all(item.where == "" or ".py:" in item.where for item in unchanged.operators)
-    assert ProgramMetrics.from_dict(unchanged.as_dict()) == unchanged
+    assert ProgramMetrics.from_record(unchanged.as_record()) == unchanged
 
 
 def test_the_same_program_gives_the_same_facts_again(unchanged):

@@ -438,7 +438,7 @@ def _changes_since(config: Config, meta: Mapping[str, Any], job: Mapping[str, An
         "job": job,
         "environment": {"code": meta.get("environment", {}).get("code", {})},
     }
-    after: dict[str, Any] = {"job": config.job.as_dict(), "environment": {"code": code_digests(config.job)}}
+    after: dict[str, Any] = {"job": config.job.as_record(), "environment": {"code": code_digests(config.job)}}
     if config.request.is_search and config.request.position is not None:
         # The part of the search specification that bounds the answer; effort, seed and storage do not.
         bounds: dict[str, Any] = {

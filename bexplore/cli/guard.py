@@ -86,12 +86,12 @@ def guard(config: Path, update: bool, junit: Path | None, github: bool, common: 
     loaded = common.load_own_job(config)
     if update:
         written = update_baseline(loaded, wanted)
-        record = {"event": "baseline", "path": str(wanted.baseline_path), **written.as_dict()}
+        record = {"event": "baseline", "path": str(wanted.baseline_path), **written.as_record()}
         click.echo(json.dumps(record) if common.as_json else _written(written, wanted.baseline_path))
         return
     report = run_guard(loaded, wanted)
     # First: a file that cannot be written must not hide the verdict.
-    click.echo(json.dumps(report.as_dict()) if common.as_json else guard_table(report, verbose=common.verbosity > 0))
+    click.echo(json.dumps(report.as_record()) if common.as_json else guard_table(report, verbose=common.verbosity > 0))
     if junit is not None:
         write_junit(report, junit)
     if github:

@@ -15,6 +15,7 @@ from bexplore.engine.process.timeouts import Limits, Progress
 from bexplore.engine.process.worker_process import WorkerProcess
 from bexplore.engine.protocol.messages import Answer, BuildFake, Done, Failed, Refused, Request, TakeMetrics, Trace
 from bexplore.errors import EngineError, UserProgramError
+from bexplore.host.records import from_record, to_record
 from bexplore.job import Job, Precision, device_kind
 from bexplore.trace import cache
 from bexplore.trace.absent_gpu import reason_against
@@ -132,7 +133,7 @@ def _trace(
 ) -> CostModel | str:
     # The device that is stood in for takes the place of one that is here: tracing takes nothing of its memory.
     why_not = reason_against() if gpu is not None else ""
-    properties = gpu.as_dict() if gpu is not None and not why_not else None
+    properties = to_record(gpu) if gpu is not None and not why_not else None
     environment = {**(environment or {}), **({"CUDA_VISIBLE_DEVICES": ""} if properties else {})}
     environment |= {name: value for name, value in _FAST_SYMPY.items() if name not in os.environ}
     traced_job = dataclasses.replace(job, device="cuda:0") if properties else job  # the only device that there is then
@@ -150,7 +151,7 @@ def _trace(
         if isinstance(error, EngineError):
             return error.message
         raise error
-    cost_model = CostModel.from_dict(answer.values["cost_model"])
+    cost_model = from_record(CostModel, answer.values["cost_model"])
     sources = answer.values["sources"]
     is_own_program = cost_model.device == device_kind(job.device)
     if keeps and is_own_program and sources is not None:
@@ -189,7 +190,7 @@ def metrics_in_worker(
     if isinstance(answer, Refused):
         raise answer.error()
     if isinstance(answer, Done):
-        return ProgramMetrics.from_dict(answer.values["metrics"]), answer.values["device_info"]
+        return ProgramMetrics.from_record(answer.values["metrics"]), answer.values["device_info"]
     if answer.has_ended:
         raise EngineError(f"the program's facts could not be taken: {answer.reason}", hint=f"see {log_path}")
     return ProgramMetrics(traced_device=device_kind(job.device), problems=(answer.reason,)), {}

@@ -37,6 +37,7 @@ from bexplore.errors import BexploreError, EngineError, UserInputError, UserProg
 from bexplore.host.clocks import MOST_TRIES, SUSPENDED, Stopwatch, Suspension, suspended_text
 from bexplore.host.contention import Contention
 from bexplore.host.machine import package_version
+from bexplore.host.records import from_record
 from bexplore.job import Job, Parallelism, device_kind
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
@@ -292,7 +293,7 @@ class EngineRunner:
         answer = self._ask(request, limit_s=STEP_LIMIT_S)
         if not isinstance(answer, Done):
             raise EngineError(f"the steps could not be profiled: {answer.reason}", hint="probe without --profile")
-        return Profile.from_record(answer.values)
+        return from_record(Profile, answer.values)
 
     def at_depth(self, kept_blocks: int, num_blocks: int) -> EngineRunner:
         """Return a runner of the same job with so many of its identical blocks, in workers of its own."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from bexplore.errors import BexploreError
 from bexplore.host import json_files
+from bexplore.host.records import from_record
 from bexplore.run import run_directory
 from bexplore.trace.cost_model import CostModel
 
@@ -86,7 +87,7 @@ def _read(run: run_directory.Run, environment: Mapping[str, Any]) -> _Earlier | 
     is_same_machine = all(before.get(name) == environment[name] for name in _OF_THE_MACHINE)
     if result is None or not is_same_machine or not trace.exists():
         return None
-    flops = CostModel.from_dict(json_files.read_json(trace)).hardware_flops_per_sample
+    flops = from_record(CostModel, json_files.read_json(trace)).hardware_flops_per_sample
     observations = run.journal.read()
     if not flops or not observations:
         return None

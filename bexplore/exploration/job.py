@@ -31,6 +31,7 @@ from bexplore.exploration.setup import environment_alone, launcher_of, worker_ke
 from bexplore.exploration.variants import SURE_SDS, expected, operations_over_file, select, trace_all, trace_lengths
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors, package_version
+from bexplore.host.records import from_record, to_record
 from bexplore.host.secret_values import hidden
 from bexplore.host.torch_interfaces import version_warnings
 from bexplore.job import Job, device_kind
@@ -90,10 +91,10 @@ class JobExploration(Exploration):
             traced, facts = self._traced_device(workers, run)
             own = traced[0]
             cost_model, reason = (own, "") if isinstance(own, CostModel) else (None, own)
-            if cost_model is not None and not run.remember_trace(cost_model.as_dict()):
+            if cost_model is not None and not run.remember_trace(to_record(cost_model)):
                 self.known = []
                 run = self._new_run(apart=True)
-                run.remember_trace(cost_model.as_dict())
+                run.remember_trace(to_record(cost_model))
                 yield self._plan(run, ("the program itself: its trace has another fingerprint",))
             budget = self._budget(facts, cost_model)
             self.selection = self._selected(run, traced, budget)
@@ -185,7 +186,7 @@ class JobExploration(Exploration):
             sizes=self._sizes(models, budget),
             is_automatic=self.config.explore.settings == "auto",
         )
-        stored = Selection.from_record(run.remember_variants(chosen.as_record()))
+        stored = from_record(Selection, run.remember_variants(chosen.as_record()))
         return stored.with_jobs({variant.name: variant.job for variant in self.config.variants})
 
     def _runner(

@@ -39,7 +39,7 @@ class Baseline:
 
     Attributes:
         config: Name of the configuration's file.
-        job: The job, as `Job.as_dict`.
+        job: The job, as `Job.as_record`.
         job_fingerprint: Sixteen hexadecimal digits of the job.
         toolchain: Versions by package, with `torch`.
         machine: Properties that decide where planned memory, kernels and times may be compared.
@@ -67,8 +67,8 @@ class Baseline:
     created_at: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary that `from_dict` turns back into an equal baseline."""
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary that `from_record` turns back into an equal baseline."""
         return {
             "format_version": FORMAT_VERSION,
             "config": self.config,
@@ -80,22 +80,22 @@ class Baseline:
             "toolchain": dict(self.toolchain),
             "machine": dict(self.machine),
             "job": dict(self.job),
-            "any_device": self.any_device.as_dict(),
-            "device": self.device.as_dict() if self.device else None,
+            "any_device": self.any_device.as_record(),
+            "device": self.device.as_record() if self.device else None,
             "times": [[_times_as_dict(one) for one in worker] for worker in self.times],
             **({"settings": dict(self.settings)} if self.settings else {}),
         }
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Baseline:
-        """Rebuild a baseline from `as_dict`.
+    def from_record(cls, record: Mapping[str, Any]) -> Baseline:
+        """Rebuild a baseline from `as_record`.
 
         Raises:
             KeyError, TypeError, ValueError: The record is no baseline.
         """
         values = {name: value for name, value in record.items() if name != "format_version"}
-        values["any_device"] = ProgramMetrics.from_dict(values["any_device"])
-        values["device"] = ProgramMetrics.from_dict(values["device"]) if values.get("device") else None
+        values["any_device"] = ProgramMetrics.from_record(values["any_device"])
+        values["device"] = ProgramMetrics.from_record(values["device"]) if values.get("device") else None
         values["times"] = tuple(tuple(_times_of_dict(one) for one in worker) for worker in values.get("times", ()))
         values.setdefault("settings", {})
         for name in ("job", "toolchain", "machine", "settings"):
@@ -127,7 +127,7 @@ def read_baseline(path: Path) -> Baseline:
             f"{path} has format version {version!r}; this bexplore reads version {FORMAT_VERSION}", hint=renew
         )
     try:
-        return Baseline.from_dict(record)
+        return Baseline.from_record(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserInputError(f"{path} is damaged: {error!r}", hint=f"restore the file, or {renew}") from error
 
@@ -138,7 +138,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
     Raises:
         EngineError: The file cannot be written.
     """
-    text = json.dumps(baseline.as_dict(), indent=1)
+    text = json.dumps(baseline.as_record(), indent=1)
     text = _SHORT_LIST.sub(lambda match: "[" + _LINE_BREAK.sub(", ", match[1]) + "]", text)
     temporary = path.with_name(f".{path.name}.new")
     try:

@@ -137,7 +137,7 @@ class Report:
         """Return the findings of these statuses, in order."""
         return [one for one in self.findings if one.status in statuses]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, Any]:
         """Return the `guard` event."""
         return {
             "event": "guard",

@@ -100,7 +100,7 @@ def observe(
         device_info=facts,
         snapshot=Baseline(
             config=config.path.name,
-            job=hidden_record(config.job.as_dict() | {"import_root": None}, by_value=False),
+            job=hidden_record(config.job.as_record() | {"import_root": None}, by_value=False),
             job_fingerprint=config.job.fingerprint(),
             toolchain=toolchain(config),
             machine=machine(facts),

@@ -13,6 +13,7 @@ from typing import Any
 
 from bexplore.errors import UserInputError
 from bexplore.host.accelerators import Device
+from bexplore.host.records import to_record
 from bexplore.host.secret_values import hidden_record
 from bexplore.job.lengths import Collation, Lengths
 
@@ -240,29 +241,14 @@ class Job:
     activation_memory_budget: float = 1.0
     import_root: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary that `from_dict` turns back into an equal job.
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary that `records.from_record` turns back into an equal job.
 
         What is at its default and was added later is left out, so that the identity of a program stays.
         """
-        record = dataclasses.asdict(self)
+        record = to_record(self)
         plain = {name for name in _LEFT_OUT if getattr(self, name) == getattr(_PLAIN, name)}
         return {name: value for name, value in record.items() if name not in plain}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Job:
-        """Rebuild a job from `as_dict`."""
-        fields = dict(record)
-        fields["mode"] = Mode(fields["mode"])
-        fields["precision"] = Precision(fields["precision"])
-        fields["compile"] = CompileSettings(**fields["compile"])
-        fields["torch"] = TorchSettings(**fields["torch"])
-        fields["checkpointed_modules"] = tuple(fields.get("checkpointed_modules", ()))
-        if fields.get("lengths") is not None:
-            fields["lengths"] = _lengths_of(fields["lengths"])
-        shared = fields.get("parallelism", {})
-        fields["parallelism"] = Parallelism(**shared | {"blocks": tuple(shared.get("blocks", ()))})
-        return cls(**fields)
 
     def peak_flops_per_s(self, device: Device | None) -> float | None:
         """Return the published peak of the job's arithmetic; None for float32: the figures are those of 16 bits."""
@@ -296,7 +282,7 @@ class Job:
         Args:
             environment: Values beside the job that decide whether two measurements may be compared.
         """
-        record = self.as_dict() | {"import_root": None} | {"environment": environment}
+        record = self.as_record() | {"import_root": None} | {"environment": environment}
         if self.lengths is not None:
             record["lengths"] = record["lengths"] | {"source": ""}
         text = json.dumps(hidden_record(record, by_value=False), sort_keys=True, default=str)
@@ -312,12 +298,6 @@ _LEFT_OUT = (
     "activation_memory_budget",
 )
 _PLAIN = Job(workload="")
-
-
-def _lengths_of(record: Mapping[str, Any]) -> Lengths:
-    """Rebuild lengths from `dataclasses.asdict`."""
-    lists = {name: tuple(record[name]) for name in ("values", "weights", "buckets")}
-    return Lengths(**{**record, **lists, "collation": Collation(record["collation"])})
 
 
 def code_digests(job: Job) -> dict[str, str]:

@@ -119,17 +119,6 @@ class Probe:
         """The program that a warm worker holds, and its size; 0 for a program that serves every size."""
         return self.compilation, self.micro_batch_size if self.compilation is Compilation.EXACT else 0
 
-    @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Probe:
-        """Rebuild a probe from `dataclasses.asdict`.
-
-        Raises:
-            TypeError, ValueError: The record has another form.
-        """
-        compilation, purpose = Compilation(record["compilation"]), Purpose(record["purpose"])
-        interleaved_with = tuple(record.get("interleaved_with", ()))
-        return cls(**record | {"compilation": compilation, "purpose": purpose, "interleaved_with": interleaved_with})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -309,31 +298,6 @@ class Observation:
         rounds = {str(size): list(times_s) for size, times_s in self.interleaved_times_s.items()}
         passes, updates = list(self.pass_times_s), list(self.update_times_s)
         return {"pass_times_s": passes, "update_times_s": updates, "interleaved_times_s": rounds}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary, the inverse of `from_dict`."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Observation:
-        """Rebuild an observation from `as_dict`.
-
-        Raises:
-            KeyError, TypeError, ValueError: The record has another form.
-        """
-        typed = {"probe": Probe.from_dict(record["probe"]), "outcome": Outcome(record["outcome"])}
-        return cls(**fields_of(record) | typed)
-
-
-def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of an `Observation`, as JSON carries them, with tuples and sizes for lists and their texts."""
-    lists = ("pass_times_s", "update_times_s", "graph_break_reasons", "warnings")
-    rounds = record.get("interleaved_times_s", {})
-    return {
-        **record,
-        **{name: tuple(record.get(name, ())) for name in lists},
-        "interleaved_times_s": {int(size): tuple(times_s) for size, times_s in rounds.items()},
-    }
 
 
 def busiest(observations: Sequence[Observation]) -> dict[str, Any]:

@@ -130,17 +130,6 @@ class Profile:
     collectives: tuple[ProfiledCollective, ...] = ()
     step_times_s: tuple[float, ...] = ()
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Profile:
-        """Rebuild a profile from `dataclasses.asdict`.
-
-        Raises:
-            TypeError, KeyError: The record has another form.
-        """
-        lists = {"top": ProfiledKernel, "operators": ProfiledKernel, "collectives": ProfiledCollective}
-        read = {name: tuple(kind(**one) for one in record.get(name, ())) for name, kind in lists.items()}
-        return cls(**{**record, **read, "step_times_s": tuple(record.get("step_times_s", ()))})
-
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
     """Return the events of a Chrome trace."""

@@ -95,7 +95,7 @@ class Fingerprint:
             "config": str(self.config.path),
             "typed": self.config.typed,
             "title": describe(self.config),
-            "job": hidden_record(self.config.job.as_dict(), by_value=False),
+            "job": hidden_record(self.config.job.as_record(), by_value=False),
             **({"variants": [_as_record(one) for one in self.config.variants]} if self.config.variants else {}),
             "environment": self.environment(),
             "search_specification": self.search_specification(),
@@ -121,7 +121,7 @@ def _of_ranks(config: Config) -> dict[str, Any]:
 
 
 def _as_record(variant: JobVariant) -> dict[str, Any]:
-    record = {"name": variant.name, "settings": dict(variant.values), "job": variant.job.as_dict()}
+    record = {"name": variant.name, "settings": dict(variant.values), "job": variant.job.as_record()}
     return dict(hidden_record(record, by_value=False))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from bexplore.errors import EngineError, UserInputError
 from bexplore.host.json_files import parse_json
 from bexplore.host.locks import holding
+from bexplore.host.records import from_record, to_record
 from bexplore.measurement.probe import Observation
 
 
@@ -33,7 +34,7 @@ class Journal:
         data = self._data()
         for number, line in enumerate(data[: _end_of_whole_lines(data)].splitlines(), start=1):
             try:
-                observations.append(Observation.from_dict(parse_json(line)))
+                observations.append(from_record(Observation, parse_json(line)))
             except (ValueError, KeyError, TypeError) as error:
                 raise UserInputError(
                     f"{self.path}:{number}: this is not an observation: {error!r}",
@@ -47,7 +48,7 @@ class Journal:
         Raises:
             EngineError: The disk is full, read-only or gone.
         """
-        record = json.dumps(observation.as_dict(), allow_nan=True) + "\n"
+        record = json.dumps(to_record(observation), allow_nan=True) + "\n"
         try:
             with self.path.open("ab") as handle, holding(handle, self.path):
                 handle.truncate(_end_of_whole_lines(self._data()))

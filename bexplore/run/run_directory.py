@@ -30,6 +30,7 @@ from typing import Any
 from bexplore.errors import EngineError, UserInputError
 from bexplore.host.json_files import read_json, write_json
 from bexplore.host.locks import locked
+from bexplore.host.records import from_record
 from bexplore.host.secret_values import hidden, hidden_record
 from bexplore.job import Mode
 from bexplore.measurement.profile import Profile
@@ -127,7 +128,7 @@ class Run:
         if not path.exists():
             return None
         try:
-            return Profile.from_record(read_json(path))
+            return from_record(Profile, read_json(path))
         except (KeyError, TypeError) as error:
             raise UserInputError(
                 f"{path} is not a profile: {error}", hint="remove it, or make it again by bexplore probe --profile"

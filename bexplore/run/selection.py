@@ -9,6 +9,7 @@ from typing import Any
 
 from bexplore.config.sections.variants import JobVariant
 from bexplore.host.json_files import read_json
+from bexplore.host.records import from_record, to_record
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import Job
 from bexplore.run.result import RunResult
@@ -70,35 +71,11 @@ class Selection:
         return len(self.searched) < 2
 
     def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary for `from_record`; secrets among the arguments of a job are masked."""
-        return {
-            "searched": [
-                {
-                    "name": one.name,
-                    "settings": dict(one.settings),
-                    "job": hidden_record(one.job.as_dict(), by_value=False),
-                    "cost_model": None if one.cost_model is None else one.cost_model.as_dict(),
-                    "reason": one.reason,
-                }
-                for one in self.searched
-            ],
-            "left_out": [dataclasses.asdict(one) for one in self.left_out],
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Selection:
-        """Rebuild a selection from `as_record`; its jobs can be read, and run only `with_jobs`."""
-        searched = (
-            TracedVariant(
-                **one
-                | {
-                    "job": Job.from_dict(one["job"]),
-                    "cost_model": None if one["cost_model"] is None else CostModel.from_dict(one["cost_model"]),
-                }
-            )
-            for one in record["searched"]
-        )
-        return cls(searched=tuple(searched), left_out=tuple(LeftOut(**one) for one in record["left_out"]))
+        """Return a JSON-ready dictionary; secrets among the arguments of a job are masked, so that it only reads."""
+        record = to_record(self)
+        for one in record["searched"]:
+            one["job"] = hidden_record(one["job"], by_value=False)
+        return record
 
     def with_jobs(self, jobs: Mapping[str, Job]) -> Selection:
         """Return the selection with the jobs of a configuration, by the names of its variants."""
@@ -116,9 +93,9 @@ def program_of_answer(
         result: Of the run, or its last recommendation.
     """
     stored = run.variants()
-    selection = Selection() if stored is None else Selection.from_record(stored)
+    selection = Selection() if stored is None else from_record(Selection, stored)
     if not selection.is_plain:
         chosen = selection.searched[result.variant]
         return chosen.job, chosen.cost_model, tuple(one.name for one in selection.searched)
     trace = run.directory / "trace.json"
-    return Job.from_dict(meta["job"]), CostModel.from_dict(read_json(trace)) if trace.exists() else None, ()
+    return from_record(Job, meta["job"]), from_record(CostModel, read_json(trace)) if trace.exists() else None, ()

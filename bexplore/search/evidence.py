@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Purpose, needed_bytes
 
@@ -164,22 +162,6 @@ class Evidence:
             ended_by=observation.details.get("ended_by", ""),
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary; NaN becomes None."""
-        record = _without_nan(dataclasses.asdict(self))
-        return record | {"interleaved": [_without_nan(item) for item in record["interleaved"]]}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Evidence:
-        """Rebuild evidence from `as_dict`; unknown keys are ignored."""
-        fields = {field.name for field in dataclasses.fields(cls)}
-        kept = _with_nan({key: value for key, value in record.items() if key in fields})
-        kept["interleaved"] = tuple(Interleaved(**_with_nan(item)) for item in kept.get("interleaved", ()))
-        kept["outcome"] = None if kept.get("outcome") is None else Outcome(kept["outcome"])
-        kept["purpose"] = Purpose(kept.get("purpose", Purpose.SEARCH))
-        kept["compilation"] = Compilation(kept.get("compilation", Compilation.SHARED))
-        return cls(**kept)
-
 
 def without_first_signals(evidence: Sequence[Evidence]) -> list[Evidence]:
     """Return the evidence without the first probe of each size that a signal ended: it may have come from outside."""
@@ -200,14 +182,6 @@ def _failing_line(traceback_text: str) -> str:
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     below = lines[frames[-1] + 1 :][:1] if frames else []
     return next((line.strip()[:MOST_CHARACTERS] for line in below if line.startswith("    ")), "")
-
-
-def _without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in record.items()}
-
-
-def _with_nan(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {**record} | {name: math.nan for name in ("log_throughput", "log_throughput_se") if record.get(name) is None}
 
 
 def _contention_sd(background_cpu_share: float | None, scheduler_wait_fraction: float | None) -> float:

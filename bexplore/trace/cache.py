@@ -24,6 +24,7 @@ from pathlib import Path
 
 from bexplore.errors import BexploreError
 from bexplore.host.json_files import cache_folder, read_json, write_json
+from bexplore.host.records import from_record, to_record
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import Job
 from bexplore.trace.cost_model import CostModel
@@ -91,7 +92,7 @@ def recall(job: Job, *, gpu: GpuProperties | None) -> CostModel | None:
         with suppress(*_DAMAGE):
             entry = read_json(path)
             if entry["format"] == _FORMAT and Sources(**entry["sources"]).are_unchanged():
-                cost_model = CostModel.from_dict(entry["cost_model"])
+                cost_model = from_record(CostModel, entry["cost_model"])
                 os.utime(path)  # the entries that were used last are kept
                 return dataclasses.replace(cost_model, remembered_from=str(entry["traced_at"]))
     return None
@@ -107,7 +108,7 @@ def remember(job: Job, cost_model: CostModel, sources: Sources, *, gpu: GpuPrope
         "format": _FORMAT,
         "traced_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "sources": dataclasses.asdict(sources),
-        "cost_model": cost_model.as_dict(),
+        "cost_model": to_record(cost_model),
     }
     with suppress(OSError, RuntimeError, BexploreError):  # no room, no home
         cache_folder(_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -130,9 +131,9 @@ def _key(job: Job, gpu: GpuProperties | None) -> str:
         for name, value in os.environ.items()
         if name.startswith(_COMPILER_VARIABLES) and name not in _PLACES
     }
-    device = None if gpu is None else gpu.as_dict()
+    device = None if gpu is None else to_record(gpu)
     parts = [
-        hidden_record(job.as_dict(), by_value=False),
+        hidden_record(job.as_record(), by_value=False),
         metadata.version("torch"),
         sys.version_info[:2],
         device,

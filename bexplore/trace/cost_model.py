@@ -6,17 +6,13 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Buffer, Peak, Phase
-
-_POLYNOMIALS = ("model_flops", "hardware_flops", "bytes_moved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,47 +110,3 @@ class CostModel:
     def max_micro_batch_size(self, budget_bytes: float, limit: int = MAX_SAMPLES) -> int:
         """Return the largest size up to `limit` whose peak is within the budget; 0 where not even one sample fits."""
         return bisect.bisect_right(range(1, limit + 1), budget_bytes, key=self.peak_memory_bytes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary that `from_dict` turns back into an equal cost model."""
-        record = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        peaks = {
-            phase.value: [{"size": peak.size.as_list(), "buffers": _buffers_as_list(peak.buffers)} for peak in peaks]
-            for phase, peaks in self.peaks.items()
-        }
-        return (
-            record
-            | {name: record[name].as_list() for name in _POLYNOMIALS}
-            | {"resident": _buffers_as_list(self.resident), "peaks": peaks, "notes": list(self.notes)}
-            | {"small": None if self.small is None else self.small.as_dict()}
-        )
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> CostModel:
-        """Rebuild a cost model from `as_dict`.
-
-        Raises:
-            KeyError, TypeError, ValueError: The record is not one of ours.
-        """
-        fields = dict(record)
-        for name in _POLYNOMIALS:
-            fields[name] = Polynomial.of_list(fields[name])
-        fields["resident"] = _buffers_of_list(fields["resident"])
-        fields["peaks"] = {
-            Phase(phase): tuple(
-                Peak(size=Polynomial.of_list(peak["size"]), buffers=_buffers_of_list(peak["buffers"])) for peak in peaks
-            )
-            for phase, peaks in fields["peaks"].items()
-        }
-        fields["notes"] = tuple(fields["notes"])
-        small = fields.get("small")
-        fields["small"] = None if small is None else cls.from_dict(small)
-        return cls(**fields)
-
-
-def _buffers_as_list(buffers: tuple[Buffer, ...]) -> list[list[Any]]:
-    return [[buffer.label, *buffer.size.as_list()] for buffer in buffers]
-
-
-def _buffers_of_list(records: list[list[Any]]) -> tuple[Buffer, ...]:
-    return tuple(Buffer(label=record[0], size=Polynomial.of_list(record[1:])) for record in records)

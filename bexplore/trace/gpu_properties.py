@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from bexplore.host import accelerators
@@ -52,15 +52,6 @@ class GpuProperties:
             num_multiprocessors=device.num_multiprocessors,
             total_memory_bytes=device.total_memory_bytes,
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary that `from_dict` turns back into equal properties."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> GpuProperties:
-        """Rebuild properties from `as_dict`."""
-        return cls(**{**record, "capability": tuple(record["capability"])})
 
     def as_torch(self) -> dict[str, Any]:
         """Return the attributes of torch's object of properties, with those that follow from the capability."""

@@ -219,7 +219,7 @@ class _Reader:
     def _describe(self, size: Any) -> str:
         if isinstance(size, int):
             return str(size)
-        return "+".join(str(value) for value in self._polynomial(size.node.expr).as_list())
+        return "+".join(str(value) for value in self._polynomial(size.node.expr).as_record())
 
     def _storage_size(self, node: Any) -> Polynomial:
         """Return the bytes up to the last element: rows may be padded, and start at an offset."""

@@ -46,13 +46,13 @@ class Polynomial:
         """Return the polynomial multiplied by a number."""
         return Polynomial(self.constant * factor, self.linear * factor, self.quadratic * factor)
 
-    def as_list(self) -> list[float]:
+    def as_record(self) -> list[float]:
         """Return the three coefficients for JSON, the constant first."""
         return [self.constant, self.linear, self.quadratic]
 
     @classmethod
-    def of_list(cls, coefficients: Sequence[float]) -> Polynomial:
-        """Rebuild a polynomial from `as_list`."""
+    def from_record(cls, coefficients: Sequence[float]) -> Polynomial:
+        """Rebuild a polynomial from `as_record`."""
         return cls(*coefficients)
 
     @classmethod

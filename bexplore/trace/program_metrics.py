@@ -93,8 +93,8 @@ class ProgramMetrics:
         sizes = range(1, limit + 1)
         return bisect.bisect_right(sizes, budget_bytes, key=lambda size: self.peak_memory_bytes(size) or 0)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary for `from_dict`; unknown metrics are left out.
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary for `from_record`; unknown metrics are left out.
 
         Items are an object, label -> `count where`, so that a file of them reads and merges line by line.
         """
@@ -112,8 +112,8 @@ class ProgramMetrics:
         return record
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> ProgramMetrics:
-        """Rebuild metrics from `as_dict`.
+    def from_record(cls, record: Mapping[str, Any]) -> ProgramMetrics:
+        """Rebuild metrics from `as_record`.
 
         Raises:
             KeyError, TypeError, ValueError: The record is not one of ours.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,15 @@ class Buffer:
     label: str
     size: Polynomial
 
+    def as_record(self) -> list[Any]:
+        """Return label and coefficients in one list: a trace has thousands of buffers."""
+        return [self.label, *self.size.as_record()]
+
+    @classmethod
+    def from_record(cls, record: Sequence[Any]) -> Buffer:
+        """Rebuild a buffer from `as_record`."""
+        return cls(label=record[0], size=Polynomial.from_record(record[1:]))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
@@ -87,12 +97,12 @@ def find_peaks(resident: Sequence[Buffer], events: Sequence[Event], *, past: Seq
     Returns:
         At least one peak; the memory needed at b is the maximum of their sizes at b.
     """
-    start = np.array(_sum_of([*(buffer.size for buffer in resident), *(event.size for event in past)]).as_list())
-    deltas = np.array([event.size.as_list() for event in events]).reshape(-1, 3)
+    start = np.array(_sum_of([*(buffer.size for buffer in resident), *(event.size for event in past)]).as_record())
+    deltas = np.array([event.size.as_record() for event in events]).reshape(-1, 3)
     running = start + np.vstack([np.zeros(3), np.cumsum(deltas, axis=0)])
     return tuple(
         Peak(
-            size=Polynomial.of_list([_whole(value) for value in running[index]]),
+            size=Polynomial.from_record([_whole(value) for value in running[index]]),
             buffers=_largest(resident, [*past, *events[:index]]),
         )
         for index in _upper_envelope(running)

@@ -47,7 +47,7 @@ def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config
     """A run on disk as `explore` would leave it for the file as it is now."""
     config = config or load_config(path)
     meta = {
-        "job": config.job.as_dict(),
+        "job": config.job.as_record(),
         "environment": {"code": code_digests(config.job), "processor": "another machine's"},
         "search_specification": {
             "minimum": config.minimum,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bexplore.errors import UserInputError
+from bexplore.host.records import from_record
 from bexplore.job import Job, Mode
 from bexplore.measurement.probe import Outcome, Probe
 from tests.builders import imported_job, step_job
@@ -52,7 +53,7 @@ def test_a_size_whose_batch_has_another_number_of_samples_is_a_failure_of_that_s
 def test_whether_the_samples_of_a_batch_are_seen_is_in_what_a_probe_tells(run_on, counts):
     job = imported_job(model="takes_graphs", batch="graphs", loss="as_it_is")
     count = {"samples_of": "programs:num_graphs"} if counts else {}
-    job = Job.from_dict(job.as_dict() | {"model": job.model | count})
+    job = from_record(Job, job.as_record() | {"model": job.model | count})
 
     observation = run_on(job)(Probe(number=0, micro_batch_size=8))
 

@@ -18,7 +18,7 @@ ORDER = {
     "": "errors units host job config workloads trace measurement search engine command replay "
     "testing run diagnosis exploration actions emulated_gpu api start_again decorator planning guard output cli "
     "pytest_plugin lightning transformers __main__",
-    "host": "blas_threads clocks secret_values logs locks json_files accelerators emulation "
+    "host": "blas_threads clocks secret_values logs locks json_files records accelerators emulation "
     "torch_interfaces machine process_tree contention",
     "emulated_gpu": "cuda_torch libraries environment config_environment",
     "job": "batching lengths job",

@@ -305,7 +305,7 @@ def _program(job: Job) -> str:
         job = dataclasses.replace(
             job, optimizer_arguments={}, activation_checkpointing="none", activation_memory_budget=1.0
         )
-    return json.dumps(job.as_dict(), sort_keys=True, default=str)
+    return json.dumps(job.as_record(), sort_keys=True, default=str)
 
 
 def _variant(job: Job, axes: Sequence[Axis]) -> JobVariant:

@@ -9,7 +9,8 @@ from typing import Any
 
 from bexplore.engine.protocol.failures import LOST_CONNECTION
 from bexplore.engine.protocol.messages import Done, Failed, Hello
-from bexplore.measurement.probe import Observation, Outcome, Probe, fields_of
+from bexplore.host.records import read_fields
+from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.units import format_bytes
 
 # Values of which the largest of all ranks counts.
@@ -34,8 +35,8 @@ def observed(answer: Done | Failed, *, spawn_s: float, warnings: Sequence[str], 
         if not answer.has_ended:
             common |= {"start_time_s": start_time_s, "warnings": tuple(warnings)}
         return Observation(**common)
-    values = fields_of(answer.values)
-    values["warnings"] += tuple(warnings)
+    values = read_fields(Observation, answer.values)
+    values["warnings"] = (*values.get("warnings", ()), *warnings)
     # Resident memory is no reason to refuse: reserved memory has its limit in the allocator, and a process on a CPU is
     # allowed a little more than its tensors (`engine.worker.memory_limit`).
     outcome, reason = Outcome.MEASURED, ""

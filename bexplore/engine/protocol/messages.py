@@ -5,9 +5,7 @@ JSON and not pickle: a worker runs the user's code, and what it sends is read by
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -16,6 +14,7 @@ from bexplore.engine.protocol.failures import full_disk, last_line
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.errors import BexploreError, EngineError, ExitCode, UserInputError, UserProgramError
 from bexplore.host.json_files import parse_json
+from bexplore.host.records import from_record, to_record
 from bexplore.job import Job
 from bexplore.measurement.probe import Outcome, Probe
 
@@ -374,15 +373,6 @@ class Refused(Message):
 Answer = Done | Failed | Refused
 FROM_WORKER = (Progress, Done, Failed, Refused)
 FROM_RANK = (*FROM_WORKER, Whereabouts)
-_DECODERS: Mapping[str, Callable[[Any], Any]] = {
-    "job": Job.from_dict,
-    "probe": Probe.from_dict,
-    "shared_mode": SharedMode,
-    "outcome": Outcome,
-    "report": dict,
-    "values": dict,
-    "details": dict,
-}
 
 
 def send(connection: Connection, message: Message) -> None:
@@ -391,8 +381,8 @@ def send(connection: Connection, message: Message) -> None:
     Raises:
         OSError: The other side is gone.
     """
-    values = {one.name: getattr(message, one.name) for one in dataclasses.fields(message)}  # type: ignore[arg-type]  # a union
-    connection.send_bytes(json.dumps({"kind": type(message).__name__} | values, default=_plain).encode())
+    record = {"kind": type(message).__name__} | to_record(message)
+    connection.send_bytes(json.dumps(record, default=str).encode())
 
 
 def receive(connection: Connection, kinds: tuple[type[Message], ...]) -> Any:
@@ -407,15 +397,6 @@ def receive(connection: Connection, kinds: tuple[type[Message], ...]) -> Any:
         kind = _KINDS[values.pop("kind")]
         if not issubclass(kind, kinds):
             raise ValueError(f"unexpected {kind.__name__}")
-        decoded = {name: _decoded(name, value) for name, value in values.items()}
-        return kind(**decoded)
+        return from_record(kind, values)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
-
-
-def _decoded(name: str, value: Any) -> Any:
-    return _DECODERS[name](value) if name in _DECODERS and value is not None else value

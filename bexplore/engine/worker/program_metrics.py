@@ -62,7 +62,7 @@ def handlers(server: Server) -> Handlers:
         server.take_device(request.job.device)
         server.report(stage="trace")
         info = device_info(request.device)
-        return Done(values={"metrics": program_metrics(request.job).as_dict(), "device_info": info})
+        return Done(values={"metrics": program_metrics(request.job).as_record(), "device_info": info})
 
     return {TakeMetrics: answer}
 
@@ -400,7 +400,7 @@ def _is_view(target: Any) -> bool:
 
 def _describe(value: torch.Tensor, probe_batch: int) -> str:
     """Return `float32[b, 128b]`; b is the micro-batch size."""
-    sizes = [describe_polynomial(_polynomial(size, probe_batch).as_list()) for size in value.shape]
+    sizes = [describe_polynomial(_polynomial(size, probe_batch).as_record()) for size in value.shape]
     return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
 
 

@@ -35,6 +35,7 @@ from bexplore.engine.protocol.messages import (
 from bexplore.engine.worker.memory_limit import kill_own_group
 from bexplore.engine.worker.place import Place
 from bexplore.errors import BexploreError, TraceError, UserProgramError
+from bexplore.host.records import from_record, to_record
 from bexplore.measurement.probe import Outcome
 from bexplore.trace.absent_gpu import stand_in
 from bexplore.trace.cache import imported_sources
@@ -215,7 +216,7 @@ class Server:
         began_s = time.time()
         if request.gpu is not None:
             try:
-                stand_in(GpuProperties.from_dict(request.gpu))
+                stand_in(from_record(GpuProperties, request.gpu))
             except TraceError as error:
                 why_not = error.message
         with uncollected():
@@ -225,7 +226,7 @@ class Server:
         sources = imported_sources(began_s)
         return Done(
             values={
-                "cost_model": cost_model.as_dict(),
+                "cost_model": to_record(cost_model),
                 "sources": dataclasses.asdict(sources) if sources else None,
             }
         )

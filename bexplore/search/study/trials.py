@@ -20,6 +20,7 @@ from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from bexplore.host.records import from_record, to_record
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.search.evidence import Evidence
 from bexplore.search.recommendation import Recommendation
@@ -55,7 +56,7 @@ def read_evidence(trial: FrozenTrial) -> Evidence:
     """Return the evidence in a trial that has a size, written by bexplore or by another program."""
     record = trial.system_attrs.get(ATTRIBUTE, {}).get("evidence")
     if record is not None and trial.state.is_finished():
-        return Evidence.from_dict(record)
+        return from_record(Evidence, record, ignore_unknown=True)
     tried: dict[str, Any] = {
         "micro_batch_size": int(trial.params[PARAMETER]),
         "variant": int(trial.params.get(VARIANT, 0)),
@@ -255,4 +256,5 @@ def _mib(num_bytes: int | None) -> float | None:
 
 def _record(observation: Observation) -> dict[str, Any]:
     seen = {"num_replicas": observation.details["num_replicas"]} if "num_replicas" in observation.details else {}
-    return {"number": observation.probe.number, "evidence": Evidence.from_observation(observation).as_dict()} | seen
+    evidence = to_record(Evidence.from_observation(observation), nan_as_null=True)
+    return {"number": observation.probe.number, "evidence": evidence} | seen

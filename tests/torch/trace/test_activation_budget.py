@@ -7,6 +7,7 @@ import functools
 
 import pytest
 
+from bexplore.host.records import from_record, to_record
 from bexplore.job import Job
 from bexplore.trace.activation_budget import shorten
 from bexplore.trace.cost_model import CostModel
@@ -54,7 +55,7 @@ def test_small_sizes_have_a_trace_of_their_own_where_the_compiler_decides_by_the
     assert lean.peak_memory_bytes(lean.largest_small) == lean.small.peak_memory_bytes(lean.largest_small)
     beyond = dataclasses.replace(lean, small=None)
     assert lean.peak_memory_bytes(lean.largest_small + 1) == beyond.peak_memory_bytes(lean.largest_small + 1)
-    assert CostModel.from_dict(lean.as_dict()) == lean
+    assert from_record(CostModel, to_record(lean)) == lean
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.host.json_files import cache_folder
+from bexplore.host.records import to_record
 from bexplore.job import CompileSettings, Job
 from bexplore.trace import CostModel
 from bexplore.trace.cache import Sources, recall, remember
@@ -69,7 +70,7 @@ def test_a_program_is_traced_again_only_when_a_module_that_it_imports_has_change
     back = looked_at(write_program(tmp_path, width=16), tmp_path)
     assert (first.remembered_from, wider.remembered_from) == (None, None)
     assert again.remembered_from
-    assert again.as_dict() == first.as_dict() | {"remembered_from": again.remembered_from}
+    assert to_record(again) == to_record(first) | {"remembered_from": again.remembered_from}
     assert wider.fingerprint != first.fingerprint
     assert back == again
 

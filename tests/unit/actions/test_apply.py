@@ -67,9 +67,9 @@ def finished_run(
 ) -> Run:
     """A run on disk as `explore` would leave it for the file as it is now."""
     config = config or load_config(path)
-    variants = [{"settings": dict(one.values), "job": one.job.as_dict()} for one in config.variants]
+    variants = [{"settings": dict(one.values), "job": one.job.as_record()} for one in config.variants]
     meta = {
-        "job": config.job.as_dict(),
+        "job": config.job.as_record(),
         "variants": variants,
         "environment": {"code": code_digests(config.job), "processor": "another machine's"},
         "search_specification": {

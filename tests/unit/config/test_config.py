@@ -14,6 +14,7 @@ from bexplore.config.json_schema import json_schema
 from bexplore.config.load import load_config
 from bexplore.config.schema import EFFORTS, read_settings
 from bexplore.errors import UserInputError
+from bexplore.host.records import from_record
 from bexplore.job import Job, Mode, Precision, TorchSettings
 from bexplore.run.fingerprint import Fingerprint, search_settings
 
@@ -125,7 +126,7 @@ def test_settings_of_torch_make_another_program():
     plain = Job(workload="decoder")
     fast = dataclasses.replace(plain, torch=TorchSettings(float32_matmul_precision="high"))
     assert fast.fingerprint() != plain.fingerprint()
-    assert Job.from_dict(fast.as_dict()) == fast
+    assert from_record(Job, fast.as_record()) == fast
 
 
 def test_compile_is_a_truth_value_for_short():

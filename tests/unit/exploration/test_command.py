@@ -16,6 +16,7 @@ from bexplore.errors import UserProgramError
 from bexplore.exploration import command as module
 from bexplore.exploration.base import ExploreOptions
 from bexplore.exploration.finish import step_time_s
+from bexplore.host.records import from_record
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.run.events import AlreadyFinished, Finished, JobEvent, Planned
 from bexplore.run.result import RunResult
@@ -122,7 +123,7 @@ def result_of(*overrides: str, **fields) -> RunResult:
 def journal() -> list[Observation]:
     """Return the observations of the only run."""
     (path,) = Path().rglob("journal.jsonl")
-    return [Observation.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
+    return [from_record(Observation, json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def step_times(result: RunResult) -> dict[int, float]:

@@ -25,6 +25,7 @@ from bexplore.exploration.memory_budget import (
     memory_of_absent_device,
     resolve_budget,
 )
+from bexplore.host.records import from_record, to_record
 from bexplore.job import Job, Mode, Precision
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Observation, Outcome, Probe
@@ -67,7 +68,7 @@ def test_what_must_fit_is_the_reserved_memory_and_the_prediction_stands_beside_t
     record = probe_record(observation)
     assert record["peak_memory_bytes"] == record["predicted_peak_memory_bytes"] == 3 * GIB
     assert (record["resident_memory_bytes"], record["num_alloc_retries"]) == (4 * GIB, 2)
-    assert Observation.from_dict(json.loads(json.dumps(observation.as_dict()))) == observation
+    assert from_record(Observation, json.loads(json.dumps(to_record(observation)))) == observation
 
 
 def test_the_budget_of_a_device_by_name_leaves_room_for_the_context():

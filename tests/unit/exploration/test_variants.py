@@ -13,6 +13,7 @@ from bexplore.config.sections.variants import JobVariant
 from bexplore.errors import UserInputError
 from bexplore.exploration import variants
 from bexplore.exploration.variants import expected, operations_over_file, select, trace_all
+from bexplore.host.records import from_record
 from bexplore.job import CompileSettings, Job, Precision
 from bexplore.run.selection import Selection, TracedVariant
 from bexplore.search.space import MemoryPrior
@@ -156,7 +157,7 @@ def test_a_selection_is_the_same_after_a_run_has_stored_it():
         variant("none", trace()), variant("full", trace(1, 0.5, 130)), variant("odd"), variant("huge", trace(9.0))
     )
 
-    assert Selection.from_record(found.as_record()) == found
+    assert from_record(Selection, found.as_record()) == found
 
 
 def test_a_trace_or_the_reason_for_none_belongs_to_a_variant():

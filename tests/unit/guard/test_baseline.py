@@ -63,7 +63,7 @@ def test_a_file_that_is_no_baseline_is_the_users_input(tmp_path, text, told):
 )
 def test_a_damaged_value_is_told_when_the_file_is_read(tmp_path, damage):
     path = tmp_path / "job.guard.json"
-    path.write_text(json.dumps(baseline().as_dict() | damage))
+    path.write_text(json.dumps(baseline().as_record() | damage))
 
     with pytest.raises(UserInputError, match="damaged"):
         read_baseline(path)

@@ -236,7 +236,7 @@ def test_the_table_says_the_verdict_what_changed_and_what_could_not_be_compared(
 
 
 def test_the_json_event_has_the_verdict_and_every_finding():
-    event = json.loads(json.dumps(report_of(Status.WORSE).as_dict()))
+    event = json.loads(json.dumps(report_of(Status.WORSE).as_record()))
 
     assert (event["event"], event["verdict"], event["exit_code"]) == ("guard", "regression", 1)
     assert event["findings"][0]["status"] == "worse"

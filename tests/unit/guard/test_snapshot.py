@@ -92,5 +92,5 @@ def test_a_baseline_keeps_the_settings_and_one_without_any_does_not_mention_them
 
     write_baseline(path, with_settings)
     assert read_baseline(path) == with_settings
-    assert "settings" not in without.as_dict()
-    assert Baseline.from_dict(without.as_dict()) == without
+    assert "settings" not in without.as_record()
+    assert Baseline.from_record(without.as_record()) == without

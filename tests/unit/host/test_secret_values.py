@@ -16,6 +16,7 @@ from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import EngineError, UserInputError
 from bexplore.host import secret_values
+from bexplore.host.records import to_record
 from bexplore.host.secret_values import (
     MASK,
     hidden,
@@ -118,7 +119,7 @@ def test_a_secret_of_the_environment_is_masked_wherever_it_occurs(monkeypatch):
     seen = Observation(
         probe=probe, outcome=Outcome.CRASHED, reason=SECRET, traceback_text=f"\n{SECRET}", warnings=(SECRET,)
     )
-    assert SECRET not in json.dumps(seen.as_dict())
+    assert SECRET not in json.dumps(to_record(seen))
 
 
 @given(st.text(min_size=6, max_size=40).filter(lambda text: not secret_values._PLAIN.fullmatch(text)))

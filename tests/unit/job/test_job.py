@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bexplore.host.records import from_record
 from bexplore.job import Job
 from bexplore.job.lengths import Collation, Lengths
 
@@ -22,7 +23,7 @@ def job(lengths: Lengths | None = LENGTHS, **fields: Any) -> Job:
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS, EVERY_FIELD], ids=["none", "samples", "every field"])
 def test_a_job_survives_json(lengths):
-    again = Job.from_dict(json.loads(json.dumps(job(lengths).as_dict())))
+    again = from_record(Job, json.loads(json.dumps(job(lengths).as_record())))
 
     assert again == job(lengths)
     assert lengths is None or again.lengths.source == lengths.source
@@ -30,11 +31,11 @@ def test_a_job_survives_json(lengths):
 
 
 def test_the_record_of_a_job_without_lengths_does_not_name_them():
-    assert "lengths" not in job(None).as_dict()
+    assert "lengths" not in job(None).as_record()
 
 
 def test_a_record_from_before_there_were_lengths_is_a_job_without():
-    assert Job.from_dict(job(None).as_dict()).lengths is None
+    assert from_record(Job, job(None).as_record()).lengths is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from bexplore.host.records import from_record
 from bexplore.job import Job, Parallelism
 from bexplore.measurement.profile import ProfiledCollective
 from bexplore.output.profile_text import network_evidence
@@ -32,8 +33,8 @@ def run(tmp_path):
     """A run of two replicas with a timed network beside it."""
     run = make_run(tmp_path)
     meta = run.meta()
-    job = dataclasses.replace(Job.from_dict(meta["job"]), parallelism=Parallelism(data_parallel_replicate_degree=2))
-    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_dict(), "batch_size": 64}))
+    job = dataclasses.replace(from_record(Job, meta["job"]), parallelism=Parallelism(data_parallel_replicate_degree=2))
+    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_record(), "batch_size": 64}))
     links = (link_of((0, 1), ("a", "a"), [1e9] * 3), link_of((1, 0), ("a", "a"), [3e9] * 3))
     figures = dataclasses.replace(timed_network({1: SPEED, 2**30: SPEED}), links=links, slow=("rank 1 is slow",))
     (run.directory / FILE_NAME).write_text(json.dumps(dataclasses.asdict(figures)))

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from bexplore.errors import UserInputError
+from bexplore.host.records import from_record
 from bexplore.job import Job, Parallelism
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation
@@ -55,8 +56,8 @@ def test_a_run_of_float32_has_no_utilization(tmp_path):
 def test_passes_of_all_ranks_hold_their_communication(tmp_path):
     run = make_run(tmp_path)
     meta = run.meta()
-    job = dataclasses.replace(Job.from_dict(meta["job"]), parallelism=Parallelism(data_parallel_replicate_degree=2))
-    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_dict(), "batch_size": 64}))
+    job = dataclasses.replace(from_record(Job, meta["job"]), parallelism=Parallelism(data_parallel_replicate_degree=2))
+    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_record(), "batch_size": 64}))
     ranks = [{"rank": rank, "host": "a"} for rank in (0, 1)]
     timed = {"ranks": ranks, "pass_times_by_kind_s": [[0.02, 0.03]] * 3, "accumulation_steps": 4}
     run.journal.append(probe(4, 8, 400.0, Compilation.EXACT, details={"parallel": timed}))
@@ -69,8 +70,8 @@ def ranks_together(tmp_path, parallelism: Parallelism, *, alone_s: float | None 
     """A run of two ranks whose answer took 0.04 s a pass in the mean of a step, and one rank alone `alone_s`."""
     run = make_run(tmp_path)
     meta = run.meta()
-    job = dataclasses.replace(Job.from_dict(meta["job"]), parallelism=parallelism)
-    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_dict(), "batch_size": 64}))
+    job = dataclasses.replace(from_record(Job, meta["job"]), parallelism=parallelism)
+    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_record(), "batch_size": 64}))
     ranks = {"ranks": [{"rank": rank, "host": "a"} for rank in (0, 1)]}
     alone = {} if alone_s is None else {"one_rank_pass_s": alone_s}
     (run.directory / "journal.jsonl").unlink()
@@ -147,8 +148,8 @@ def test_a_network_that_was_timed_beside_a_run_is_read_with_it(tmp_path):
 def test_samples_of_many_lengths_have_no_utilization_since_the_trace_is_of_the_longest(tmp_path):
     run = make_run(tmp_path)
     meta = run.meta()
-    job = dataclasses.replace(Job.from_dict(meta["job"]), lengths=Lengths.of_samples([16, 64, 128]))
-    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_dict()}))
+    job = dataclasses.replace(from_record(Job, meta["job"]), lengths=Lengths.of_samples([16, 64, 128]))
+    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_record()}))
     costs = costs_of_run(run)
     assert (costs.model_flops, costs.hardware_flops) == (None, None)
     assert costs.tokens_per_sample == pytest.approx((16 + 64 + 128) / 3)

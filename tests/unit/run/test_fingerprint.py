@@ -26,7 +26,7 @@ def meta(folder: Folder, parallelism: Any, *, batch_size: int = 240, mode: Mode 
     values["eval_input"] = values["train_input"]
     config = folder.load(values, mode=mode)
     fingerprint = Fingerprint(config=config, folder_name="job")
-    return {"job": config.job.as_dict(), "search_specification": fingerprint.search_specification()}
+    return {"job": config.job.as_record(), "search_specification": fingerprint.search_specification()}
 
 
 def changes(folder: Folder, before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bexplore.errors import UserInputError
+from bexplore.host.records import from_record, to_record
 from bexplore.job import Mode
 from bexplore.measurement.probe import Observation, Outcome
 from bexplore.run import run_directory
@@ -38,7 +39,7 @@ def test_a_last_line_that_is_cut_short_is_skipped_and_replaced(tmp_path_factory,
     book = Journal(tmp_path_factory.mktemp("run") / "journal.jsonl")
     book.append(observed(1))
     whole = book.path.read_bytes()
-    record = json.dumps(observed(2, number=1).as_dict()).encode()
+    record = json.dumps(to_record(observed(2, number=1))).encode()
     book.path.write_bytes(whole + record[: cut % len(record)])
 
     assert book.read() == [observed(1)]
@@ -76,7 +77,7 @@ def test_an_observation_with_every_field_survives_json():
         loss=float("nan"),
     )
 
-    again = Observation.from_dict(json.loads(json.dumps(observation.as_dict())))
+    again = from_record(Observation, json.loads(json.dumps(to_record(observation))))
 
     assert repr(again) == repr(observation)  # repr, because nan differs from itself
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from bexplore.host.records import from_record, to_record
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.search.evidence import Evidence, without_first_signals
 from bexplore.search.loop import KeepBatchSize, RunRecord, explore
@@ -111,4 +112,4 @@ def test_signals_are_counted_by_size_and_variant_and_survive_the_record():
     bug = Evidence(micro_batch_size=4, outcome=Outcome.CRASHED)
 
     assert without_first_signals([one, bug, other, one]) == [bug, one]
-    assert Evidence.from_dict(one.as_dict()).ended_by == "SIGKILL"
+    assert from_record(Evidence, to_record(one)).ended_by == "SIGKILL"

@@ -5,6 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bexplore.host.records import from_record, to_record
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Buffer, Event, Phase, Place, find_peaks
@@ -55,7 +56,7 @@ def test_the_largest_size_that_fits_is_the_last_below_the_budget():
 
 def test_a_cost_model_survives_json():
     model = cost_model()
-    assert CostModel.from_dict(json.loads(json.dumps(model.as_dict()))) == model
+    assert from_record(CostModel, json.loads(json.dumps(to_record(model)))) == model
 
 
 @given(st.lists(st.tuples(sizes, sizes, st.booleans()), min_size=1, max_size=30), st.integers(1, 10_000))

@@ -7,13 +7,14 @@ import json
 import pytest
 
 from bexplore.host.accelerators import DEVICES, device_by_name
+from bexplore.host.records import from_record, to_record
 from bexplore.trace.gpu_properties import GpuProperties
 
 H100 = GpuProperties.of_device(device_by_name("h100"))
 
 
 def test_properties_of_a_gpu_survive_json():
-    assert GpuProperties.from_dict(json.loads(json.dumps(H100.as_dict()))) == H100
+    assert from_record(GpuProperties, json.loads(json.dumps(to_record(H100)))) == H100
 
 
 def test_a_device_that_is_no_cuda_device_has_no_properties_to_stand_in_for():

@@ -17,6 +17,7 @@ from bexplore.config.document.document import Document, read
 from bexplore.config.json_schema import json_schema
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
+from bexplore.host.records import from_record
 from bexplore.job import Job, Mode, Precision
 from tests.builders import ROOT
 from tests.config_builders import FLAG, GPT, Folder, sections, trainer
@@ -240,7 +241,7 @@ def test_the_first_of_several_trainers_is_explored(folder):
 def test_a_job_crosses_process_borders_unchanged(folder):
     for values in (sections(), trainer()):
         job = folder.load(values).job
-        assert Job.from_dict(json.loads(json.dumps(job.as_dict()))) == job
+        assert from_record(Job, json.loads(json.dumps(job.as_record()))) == job
 
 
 def test_foreign_keys_are_left_alone(folder):

@@ -10,6 +10,7 @@ import pytest
 
 from bexplore.config.config import Config
 from bexplore.errors import UserInputError
+from bexplore.host.records import from_record
 from bexplore.job import Job, Parallelism
 from tests.config_builders import Folder, sections, trainer
 
@@ -61,7 +62,7 @@ def test_without_the_section_replicas_are_one_device_as_many_times(folder):
 
     assert config.job.parallelism == Parallelism()
     assert (config.num_replicas, config.job.parallelism.is_distributed) == (8, False)
-    assert "parallelism" not in config.job.as_dict()
+    assert "parallelism" not in config.job.as_record()
 
 
 def test_the_newer_layout_names_its_replicas_elsewhere(folder):
@@ -89,7 +90,7 @@ def test_every_setting_reaches_the_job_and_its_fingerprint(folder):
             job = loaded(folder, degrees | {name: value}).job
             read = getattr(job.parallelism, name)
             assert (list(read) if isinstance(read, tuple) else read) == value
-            assert Job.from_dict(job.as_dict()) == job
+            assert from_record(Job, job.as_record()) == job
             prints.add(job.fingerprint())
     names = {field.name for field in dataclasses.fields(Parallelism)}
     assert names - {*sharded, *replicated} == {"data_parallel_replicate_degree", "data_parallel_shard_degree"}

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from bexplore.host.records import from_record
 from bexplore.job import Job
 from bexplore.output.report.figures import figures
 from bexplore.output.report.page import first_steps, html, markdown, probes_table, sizes_table
@@ -24,7 +25,7 @@ NAMES = ("activation_checkpointing=none", "activation_checkpointing=full")
 def run_of_settings(folder, *, finished: bool = True) -> Run:
     """A run whose answer has the settings of variant 1, by one probe of size 16."""
     run = make_run(folder, finished=finished)
-    job = Job.from_dict(run.meta()["job"])
+    job = from_record(Job, run.meta()["job"])
     recomputed = dataclasses.replace(job, activation_checkpointing="full")
     searched = (
         TracedVariant(name=NAMES[0], settings=NONE, job=job, cost_model=cost_model()),

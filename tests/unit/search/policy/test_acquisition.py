@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from bexplore.host.records import from_record, to_record
 from bexplore.measurement.interleaving import InterleavedTiming
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose, Runner
 from bexplore.search import loop
@@ -127,8 +128,8 @@ def test_every_size_that_was_interleaved_counts_as_measured():
 def test_evidence_of_rounds_survives_a_storage():
     evidence = dataclasses.replace(WANDERED[1], log_throughput_se=math.nan)
 
-    assert Evidence.from_dict(evidence.as_dict()).interleaved == WANDERED[1].interleaved
-    assert None not in [item["log_throughput"] for item in evidence.as_dict()["interleaved"]]
+    assert from_record(Evidence, to_record(evidence)).interleaved == WANDERED[1].interleaved
+    assert None not in [item["log_throughput"] for item in to_record(evidence)["interleaved"]]
 
 
 def test_an_observation_of_rounds_survives_its_journal_and_is_comparable_evidence():
@@ -136,9 +137,9 @@ def test_an_observation_of_rounds_survives_its_journal_and_is_comparable_evidenc
     rounds = {8: tuple(1.9 * machine), 4: tuple(1.0 * machine)}
     probe = Probe(number=1, micro_batch_size=8, interleaved_with=(4,))
     observation = Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=rounds[8], interleaved_times_s=rounds)
-    record = {**observation.as_dict(), "interleaved_times_s": {"8": list(rounds[8]), "4": list(rounds[4])}}
+    record = {**to_record(observation), "interleaved_times_s": {"8": list(rounds[8]), "4": list(rounds[4])}}
 
-    assert Observation.from_dict(record) == observation
+    assert from_record(Observation, record) == observation
     evidence = Evidence.from_observation(observation)
     assert evidence.interleaved[0].log_throughput - evidence.log_throughput == pytest.approx(math.log(1.9 / 2.0))
     assert evidence.num_passes == 6
