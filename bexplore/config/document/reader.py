@@ -1,34 +1,37 @@
 """YAML (or JSON) text to plain values, with the line of every key: ruamel.yaml's only door.
 
-ruamel parses and composes the nodes; its constructors are not used, because they would give up promises of this file:
-plain words have their YAML 1.2 core type (ruamel adds dates and binary numbers), tags that name a type of a program are
-refused, a repeated key is an error only if its values differ, and the characters of each value are kept for the writer.
-Depth and number of events are bounded, before and after aliases are followed: a hostile text costs a bounded time and
-ends in one message.
+ruamel parses the text to events. Its constructors are not used: here plain words have their YAML 1.2 core type (ruamel
+adds dates and binary numbers), a repeated key is an error only if its values differ, and the characters of each value
+are kept for the writer. Depth and number of values are bounded.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import AliasEvent, Event, ScalarEvent
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.resolver import VersionedResolver
-from ruamel.yaml.tag import Tag
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
 
 from bexplore.errors import UserInputError
 
-MAX_EVENTS = 4_000  # parser events, a sixth of a second on a slow core; the largest public file has 1,850
 MAX_DEPTH = 64  # nested mappings and lists
-MAX_VALUES = 10_000  # after aliases have been followed
+MAX_VALUES = 10_000  # aliases followed; the largest public file has 1,850
 LINE_BREAK = re.compile(r"\r\n|\r|\n")
 _SHOWN_CHARACTERS = 60
 
@@ -39,10 +42,10 @@ _OTHER_INTEGER = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
 _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
-_BRACKETS = re.compile(r"[\[\]{}]")
-_TEXT, _PLAIN = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
-_PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq"))
 _LONGEST_NUMBER = 400  # characters; no float has more digits before it is infinite
+_CORE_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq"))
+_MERGE = "<<"
+_PARSER_BUGS = (ValueError, RecursionError, AttributeError, AssertionError, IndexError)  # on malformed input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,186 +105,155 @@ def line_break(text: str) -> str:
     return found[0] if found else "\n"
 
 
-class _Alias(Node):
-    """A node in place of an alias; `value` is the node that it repeats."""
-
-
-class _Resolver(VersionedResolver):
-    """Give untagged plain words, and only them, the tag `null`: `resolve_plain` finds their types."""
-
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Tag:
-        """Return the tag of a node without one."""
-        return Tag(suffix=_PLAIN if kind is ScalarNode and implicit[0] else _TEXT)
-
-
-class _Composer(Composer):
-    """Compose one document, with bounded depth and number of events, and keep the place of each alias."""
-
-    def __init__(self, loader: Any, error: Callable[[Event | Node, str], UserInputError]) -> None:
-        super().__init__(loader=loader)
-        self.warn_double_anchors = False
-        self._error = error
-        self._num_documents = self._num_events = self._open = 0
-        self._end: Any = None  # mark behind the last visible character of a node
-
-    def compose_document(self) -> Any:
-        """Compose the only document."""
-        self._num_documents += 1
-        if self._num_documents > 1:
-            raise self._error(self.parser.peek_event(), "a second document starts here; one file holds one job")
-        return super().compose_document()
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node, whose end mark is behind its own last character."""
-        event = self.parser.peek_event()
-        self._check(event)
-        if isinstance(event, AliasEvent):
-            node = self._alias(self.parser.get_event())
-        else:
-            self._open += 1
-            node = super().compose_node(parent, index)
-            self._open -= 1
-        if isinstance(node, MappingNode | SequenceNode) and not node.flow_style:
-            node.end_mark = self._end or node.start_mark  # a block's own end mark lies at the next token
-        elif node.end_mark.index > node.start_mark.index:
-            self._end = node.end_mark
-        return node
-
-    def _check(self, event: Any) -> None:
-        self._num_events += 1 if isinstance(event, AliasEvent | ScalarEvent) else 2  # a collection ends, too
-        if self._num_events > MAX_EVENTS:
-            raise self._error(event, f"more than {MAX_EVENTS} keys and values; no configuration has so many")
-        if self._open > MAX_DEPTH:
-            raise self._error(event, f"nested more than {MAX_DEPTH} deep")
-        tag = str(getattr(event, "tag", None) or "!")
-        if tag != "!" and tag not in _PLAIN_TAGS:
-            raise self._error(event, f"the tag {shown(tag)} is refused: a configuration holds plain values only")
-
-    def _alias(self, event: AliasEvent) -> _Alias:
-        if event.anchor not in self.anchors:
-            raise self._error(event, f"the alias *{shown(event.anchor)} repeats a value that is not there")
-        return _Alias(None, self.anchors[event.anchor], event.start_mark, event.end_mark, anchor=event.anchor)
-
-
 class YamlReader:
-    """A reader of text to nodes to values; dubious text becomes a warning, wrong text a UserInputError."""
+    """A reader of text to values; dubious text becomes a warning, wrong text a UserInputError."""
 
     def __init__(self, source: str) -> None:
         """Read for a source, which messages name: a file, or a `--set` text."""
         self.source = source
         self.positions: dict[KeyPath, Position] = {}
         self.warnings: list[str] = []
-        self._open: list[Node] = []  # collections around the current value
-        self._num_values = 0
+        self._events: Iterator[Any] = iter(())
+        self._anchors: dict[str, tuple[Any, dict[KeyPath, Position], KeyPath]] = {}
+        self._num_values = self._end = 0  # _end: index behind the last visible character so far
 
     def read(self, text: str) -> Any:
         """Return the value of the only document of a text; None for an empty text."""
         if self.source.endswith(".json"):
             text = text.replace("\t", " ")  # JSON is indented with tabs too, and has none inside its texts
-        self._check_brackets(text)
-        yaml = YAML(typ="safe", pure=True)
-        yaml.Resolver = _Resolver
-        yaml.Composer = functools.partial(_Composer, error=self._error)  # type: ignore[assignment]  # called, no more
+        self._events = YAML(typ="safe", pure=True).parse(text)
+        value, num_documents = None, 0
         try:
-            node = yaml.compose(text)
-            return None if node is None else self._value(node, ())
+            for event in self._events:
+                if isinstance(event, DocumentStartEvent):
+                    num_documents += 1
+                    if num_documents > 1:
+                        raise self._error(event, "a second document starts here; one file holds one job")
+                    value = self._read_value(next(self._events), ())[0]
         except YAMLError as error:
             raise self._syntax_error(error) from None
-        except (ValueError, RecursionError, AttributeError, AssertionError, IndexError) as error:
-            # Bugs of the parser on malformed input: the file is at fault all the same.
+        except _PARSER_BUGS as error:
             raise UserInputError(f"{self.source} is not YAML: {shown(str(error))}") from None
-
-    def _check_brackets(self, text: str) -> None:
-        """Refuse towers of open brackets unparsed: the parser's time grows with the square of their height."""
-        depth = 0
-        for bracket in _BRACKETS.finditer(text):
-            depth += 1 if bracket[0] in "[{" else -1
-            if depth > 2 * MAX_DEPTH:
-                where = self._where(text.count("\n", 0, bracket.start()) + 1)
-                raise UserInputError(f"{where}: more than {2 * MAX_DEPTH} brackets are open")
-
-    def _value(self, node: Node, path: KeyPath) -> Any:
-        if isinstance(node, _Alias):
-            if any(node.value is around for around in self._open):
-                raise self._error(node, f"the alias *{shown(node.anchor)} stands inside the value that it repeats")
-            return self._value(node.value, path)  # built anew: an override of one place must not change the other
-        self._count(node)
-        if isinstance(node, ScalarNode):
-            return self._scalar(node)
-        if len(self._open) >= MAX_DEPTH:
-            raise self._error(node, f"nested more than {MAX_DEPTH} deep")
-        self._open.append(node)
-        value = self._mapping(node, path) if isinstance(node, MappingNode) else self._sequence(node, path)
-        self._open.pop()
         return value
 
-    def _sequence(self, node: Node, path: KeyPath) -> list[Any]:
-        values = []
-        for index, element in enumerate(node.value):
-            values.append(self._value(element, (*path, index)))
-            self.positions[*path, index] = _position(element, element)
-        return values
+    def _read_value(self, event: Any, path: KeyPath) -> tuple[Any, tuple[int, int]]:
+        """Return the value that an event begins, and its span."""
+        self._count(event)
+        start = event.start_mark.index
+        if isinstance(event, AliasEvent):
+            self._end = event.end_mark.index
+            return self._repeat(event, path), (start, self._end)
+        self._check_tag(event)
+        if isinstance(event, ScalarEvent):
+            value, end = self._read_scalar(event), event.end_mark.index
+        else:
+            if len(path) >= MAX_DEPTH:
+                raise self._error(event, f"nested more than {MAX_DEPTH} deep")
+            value, last = self._read_mapping(path) if isinstance(event, MappingStartEvent) else self._read_list(path)
+            # A block's own end lies at the next token: it ends with its last value.
+            end = last.end_mark.index if event.flow_style else max(self._end, start)
+        if end > start:
+            self._end = end
+        if event.anchor:
+            self._anchors[event.anchor] = (value, self.positions, path)
+        return value, (start, max(start, end))
 
-    def _mapping(self, node: Node, path: KeyPath) -> dict[str, Any]:
+    def _read_list(self, path: KeyPath) -> tuple[list[Any], Event]:
+        values: list[Any] = []
+        for event in self._events:
+            if isinstance(event, SequenceEndEvent):
+                break
+            place = (*path, len(values))
+            value, span = self._read_value(event, place)
+            values.append(value)
+            self.positions[place] = Position(line=event.start_mark.line + 1, span=span)
+        return values, event
+
+    def _read_mapping(self, path: KeyPath) -> tuple[dict[str, Any], Event]:
         values: dict[str, Any] = {}
-        merged = []
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, ScalarNode):
-                raise self._error(key_node, "a key must be a plain word, not a list, a mapping or an alias")
-            self._count(key_node)
-            key = key_node.value  # the text of the key, also of one that looks like a number
-            if key == "<<" and key_node.style is None:
-                merged.append(value_node)
+        merged: list[tuple[Any, dict[KeyPath, Position]]] = []
+        for event in self._events:
+            if isinstance(event, MappingEndEvent):
+                break
+            if not isinstance(event, ScalarEvent):
+                raise self._error(event, "a key must be a plain word, not a list, a mapping or an alias")
+            self._count(event)
+            self._end = event.end_mark.index
+            key = event.value  # the text of the key, also of one that looks like a number
+            if key == _MERGE and event.implicit[0]:
+                merged += self._read_merged(path)
                 continue
-            earlier = self.positions.get((*path, key))
-            value = self._value(value_node, (*path, key))
+            place, earlier = (*path, key), self.positions.get((*path, key))
+            value, span = self._read_value(next(self._events), place)
             if key in values and earlier is not None:
-                self._duplicate(key_node, values[key], value, earlier)
+                self._check_same(event, values[key], value, earlier)
             values[key] = value
-            self.positions[*path, key] = _position(key_node, value_node)
-        for value_node in merged:
-            self._merge(value_node, path, values)
-        return values
+            key_span = (event.start_mark.index, event.end_mark.index)
+            self.positions[place] = Position(line=event.start_mark.line + 1, span=span, key_span=key_span)
+        for inherited, positions in merged:
+            values |= {key: value for key, value in inherited.items() if key not in values}
+            self.positions |= {place: one for place, one in positions.items() if place not in self.positions}
+        return values, event
 
-    def _merge(self, node: Node, path: KeyPath, values: dict[str, Any]) -> None:
-        """Add keys of other mappings, where they are not given, with the lines that they have there."""
-        listed = node.value if isinstance(node, _Alias) else node
-        own = self.positions
-        for mapping in listed.value if isinstance(listed, SequenceNode) else [node]:
+    def _read_merged(self, path: KeyPath) -> Iterator[tuple[Any, dict[KeyPath, Position]]]:
+        """Yield each mapping that `<<` adds, with the positions that its keys have there."""
+        own, first = self.positions, next(self._events)
+        is_list = isinstance(first, SequenceStartEvent)
+        for event in self._events if is_list else (first,):
+            if isinstance(event, SequenceEndEvent):
+                self._end = event.end_mark.index if first.flow_style else self._end
+                return
             self.positions = {}
-            inherited = self._value(mapping, path)
-            if not isinstance(inherited, dict):
-                raise self._error(node, f"<< merges mappings, not {kind_of(inherited)}")
-            for place, position in self.positions.items():
-                own.setdefault(place, position)
-            for key, value in inherited.items():
-                values.setdefault(key, value)
-        self.positions = own
+            try:
+                value, _ = self._read_value(event, path)
+                positions = self.positions
+            finally:
+                self.positions = own
+            for one in value if isinstance(value, list) else [value]:
+                if not isinstance(one, dict):
+                    raise self._error(event, f"<< merges mappings, not {kind_of(one)}")
+                yield one, positions
 
-    def _duplicate(self, node: Node, first: Any, second: Any, earlier: Position) -> None:
-        twice = f"the key {quoted(node.value)} stands twice, with"
-        if repr(first) != repr(second):
-            raise self._error(node, f"{twice} {quoted(first)} (line {earlier.line}) and {quoted(second)}")
-        self.warnings.append(f"{self._where(node.start_mark.line + 1)}: {twice} the same value")
+    def _repeat(self, event: AliasEvent, path: KeyPath) -> Any:
+        """Return a copy of the value that an alias repeats: an override of one place must not change the other."""
+        if event.anchor not in self._anchors:
+            raise self._error(event, f"the alias *{shown(event.anchor)} repeats a value that is not there")
+        value, positions, place = self._anchors[event.anchor]
+        inside = {one: position for one, position in positions.items() if one[: len(place)] == place and one != place}
+        self._num_values += len(inside)
+        self._count(event)
+        self.positions |= {(*path, *one[len(place) :]): position for one, position in inside.items()}
+        return copy.deepcopy(value)
 
-    def _scalar(self, node: ScalarNode) -> Any:
-        if node.tag == _TEXT:
-            return node.value
+    def _read_scalar(self, event: ScalarEvent) -> Any:
+        if not event.implicit[0] and str(event.tag) not in _CORE_TAGS[1:]:
+            return event.value
         try:
-            return resolve_plain(node.value)
+            return resolve_plain(event.value)
         except OverflowError:
-            raise self._error(node, f"the number {shown(node.value)} is too large") from None
+            raise self._error(event, f"the number {shown(event.value)} is too large") from None
 
-    def _count(self, node: Node) -> None:
+    def _check_same(self, event: ScalarEvent, first: Any, second: Any, earlier: Position) -> None:
+        twice = f"the key {quoted(event.value)} stands twice, with"
+        if repr(first) != repr(second):
+            raise self._error(event, f"{twice} {quoted(first)} (line {earlier.line}) and {quoted(second)}")
+        self.warnings.append(f"{self._where(event.start_mark.line + 1)}: {twice} the same value")
+
+    def _check_tag(self, event: Any) -> None:
+        tag = str(event.tag or "!")
+        if tag != "!" and tag not in _CORE_TAGS:
+            raise self._error(event, f"the tag {shown(tag)} is refused: a configuration holds plain values only")
+
+    def _count(self, event: Event) -> None:
         self._num_values += 1
         if self._num_values > MAX_VALUES:
-            raise self._error(node, f"more than {MAX_VALUES} values once aliases are followed")
+            raise self._error(event, f"more than {MAX_VALUES} keys and values; no configuration has so many")
 
     def _where(self, line: int) -> str:
         return self.source if self.source.startswith("--set") else f"{self.source}:{line}"
 
-    def _error(self, place: Event | Node, rule: str) -> UserInputError:
-        return UserInputError(f"{self._where(place.start_mark.line + 1)}: {rule}")
+    def _error(self, event: Event, rule: str) -> UserInputError:
+        return UserInputError(f"{self._where(event.start_mark.line + 1)}: {rule}")
 
     def _syntax_error(self, error: YAMLError) -> UserInputError:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
@@ -296,7 +268,7 @@ def read_yaml(text: str, source: str) -> tuple[Any, Mapping[KeyPath, Position], 
     """Return the values of a text, their positions and warnings. They are shared: copy what you change.
 
     Raises:
-        UserInputError: Not YAML, hostile, or larger than any configuration.
+        UserInputError: The text is not YAML, or deeper or larger than any configuration.
     """
     reader = YamlReader(source)
     return reader.read(text), reader.positions, tuple(reader.warnings)
@@ -319,12 +291,3 @@ def resolve_plain(text: str) -> Any:
     if len(text) > _LONGEST_NUMBER:
         raise OverflowError
     return int(text.replace("_", "")) if is_integer else float(text)
-
-
-def _position(key: Node, value: Node) -> Position:
-    start = value.start_mark.index
-    return Position(
-        line=key.start_mark.line + 1,
-        span=(start, max(value.end_mark.index, start)),
-        key_span=None if key is value else (key.start_mark.index, key.end_mark.index),
-    )
