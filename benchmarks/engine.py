@@ -32,7 +32,6 @@ from benchmarks.engine_jobs import (
     CANDIDATES,
     CPU_JOBS,
     CUDA_JOBS,
-    DEEP_CONFIG,
     DEPTHS,
     JOBS,
     QUICK_JOBS,
@@ -49,11 +48,10 @@ from bexplore.host.machine import package_version, processor_name
 RESULTS = Path(__file__).parent / "results"
 RIVALS = ("lightning_power", "accelerate", "doubling_compiled", "lightning_binsearch")
 COMPILED_RIVALS = ("doubling_compiled",)
-KINDS = ("explore", "floor", "sweep", "truth", "compile", "depth", "rival", "wide", "survive")
+KINDS = ("explore", "floor", "sweep", "truth", "compile", "rival", "wide", "survive")
 TRUTH_PASSES_S, QUICK_TRUTH_PASSES_S = 120.0, 20.0
 QUICK_LIMIT_MIN = 9.5
 VARIED_S = 40.0  # an exploration of the table of compile seconds, for the plan
-DEEP_S = 220.0  # an exploration of the deep model, for the plan
 
 Record = dict[str, Any]
 
@@ -67,9 +65,9 @@ class Unit:
     """One measurement.
 
     Attributes:
-        job: Name of the job; `varied` for the table of compile seconds, `deep` for that of reduced depth.
+        job: Name of the job; `varied` for the table of compile seconds.
         kind: One of `KINDS`.
-        what: Which rival, size, depth; empty where the kind says it all.
+        what: Which rival or size; empty where the kind says it all.
         run: From 1.
         expected_s: For the plan.
         measure: Does it, given what is known of the job so far; None as its result if it cannot be done yet.
@@ -230,8 +228,6 @@ def _everything(options: argparse.Namespace, caches: Path) -> Iterator[Unit]:
             yield _truth(job, caches, passes_s)
     yield from (_truth(job, caches, passes_s) for job in others)
     yield from _varied(options, (2, 8) if options.quick else DEPTHS, (4, 64) if options.quick else CANDIDATES)
-    if not options.quick and not options.cuda:
-        yield from _deep()
     for number in again:
         yield from (_explore(first, number), _floor(first, number))
     for rival in RIVALS:
@@ -333,20 +329,10 @@ def _varied(options: argparse.Namespace, depths: Sequence[int], candidates: Sequ
         yield Unit(job="varied", kind="compile", what=f"{name} {number}", expected_s=VARIED_S, measure=run)
 
 
-def _deep() -> Iterator[Unit]:
-    """Explorations of one deep model, whole and at reduced depth."""
-    for depth in ("whole", "reduced"):
-
-        def run(_known: Known, depth: str = depth) -> Record:
-            return measure.explore(DEEP_CONFIG, [f"explore.depth={depth}"])
-
-        yield Unit(job="deep", kind="depth", what=depth, expected_s=DEEP_S, measure=run)
-
-
 @functools.cache
 def made_with(job: str) -> str:
     """What decides whether two records may stand in one table: the job's file and torch."""
-    path = {"varied": VARIED_CONFIG, "deep": DEEP_CONFIG}.get(job) or JOBS[job].config
+    path = VARIED_CONFIG if job == "varied" else JOBS[job].config
     return f"torch {package_version('torch')}, {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
 
 

@@ -94,8 +94,6 @@ def tiny_overrides(name: str, device: str = "cpu") -> list[str]:
 # Compile seconds by depth and by candidates are those of a job whose passes cost next to nothing.
 VARIED_CONFIG = FOLDER / "engine_small.yaml"
 DEPTHS = (2, 4, 8, 16)
-# Searched whole and at reduced depth.
-DEEP_CONFIG = FOLDER / "engine_deep.yaml"
 CANDIDATES = (4, 16, 64)
 
 

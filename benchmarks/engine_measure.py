@@ -116,7 +116,6 @@ def summarized(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "confidence": result["confidence"],
         "stop_reason": result["stop_reason"],
         "exact_over_shared": result["exact_over_shared"],
-        "full_over_reduced": result["full_over_reduced"],
         "largest_that_fits": trace["max_micro_batch_size"],
         "base_micro_batch_size": result["base_micro_batch_size"],
         "first_recommendation_s": by_kind["recommendation"][0]["arrived_s"],

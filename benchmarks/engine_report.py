@@ -42,12 +42,10 @@ def summary(titles: Mapping[str, str], records: Sequence[Record]) -> dict[str, A
     """What is known of each job, of compile seconds, and whether the targets are reached."""
     jobs = {job: _job(title, [r for r in records if r["job"] == job]) for job, title in titles.items()}
     compiles = [_compile_row(record) for record in records if record["kind"] == "compile"]
-    depths = [_depth_row(record) for record in records if record["kind"] == "depth"]
     loads = [record["load_average"] for record in records]
     return {
         "jobs": jobs,
         "compile_s": compiles,
-        "depths": depths,
         "targets": _targets(jobs, compiles),
         "load_average": [min(loads), max(loads)] if loads else None,
     }
@@ -226,18 +224,6 @@ def _compile_row(record: Record) -> dict[str, Any]:
     }
 
 
-def _depth_row(record: Record) -> dict[str, Any]:
-    stages = record["stages_s"]
-    names = ("micro_batch_size", "confidence", "full_over_reduced", "total_s")
-    return {name: record[name] for name in names} | {
-        "what": record["what"],
-        "num_probes": len(record["probes"]),
-        "compile_s": stages["compile, shared"],
-        "passes_s": stages["passes, shared"],
-        "search_s": sum(probe["elapsed_s"] for probe in record["probes"] if probe["compilation"] != "exact"),
-    }
-
-
 def _targets(jobs: Mapping[str, Record], compiles: Sequence[Record]) -> list[dict[str, str]]:
     rows = [
         _below_each_target(jobs),
@@ -364,7 +350,6 @@ def markdown(found: Record) -> str:
     wide = {row["title"]: row["wide"] for row in found["jobs"].values() if row["wide"]}
     lines += ["", *_wide_lines(wide)] if wide else []
     lines += ["", *_compile_lines(found["compile_s"])]
-    lines += ["", *_depth_lines(found["depths"])] if found["depths"] else []
     return "\n".join(lines) + "\n"
 
 
@@ -506,26 +491,5 @@ def _compile_lines(rows: Sequence[Record]) -> list[str]:
         lines.append(
             f"| {row['what']} | {row['shared_s']:.1f} | {row['exact_s']:.1f} | {row['num_probes']} "
             f"| {row['total_s']:.0f} |"
-        )
-    return lines
-
-
-def _depth_lines(rows: Sequence[Record]) -> list[str]:
-    lines = [
-        "## Search at reduced depth",
-        "",
-        "A GPT of 24 layers, hidden 256, 128 tokens, at most 8 probes of sizes up to 16: searched whole, and at two "
-        "reduced depths from which the whole one is extrapolated. The answer is verified whole in both.",
-        "",
-        "| searched | answer | score | probes | compile, search s | search s | whole exploration s "
-        "| whole / extrapolated speed |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        ratio = row["full_over_reduced"]
-        lines.append(
-            f"| {row['what']} | {row['micro_batch_size']} | {row['confidence']} | {row['num_probes']} "
-            f"| {row['compile_s']:.1f} | {row['search_s']:.1f} | {row['total_s']:.0f} "
-            f"| {'' if ratio is None else f'{ratio:.2f}'} |"
         )
     return lines

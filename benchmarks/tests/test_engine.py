@@ -363,18 +363,6 @@ def test_an_exploration_that_takes_more_for_a_tie_stands_apart_and_beside_the_sw
     assert "0 of 1 ended at 90 and above. Medians of the share of the sweep: 0.25 (a job)." in lines
 
 
-def test_a_search_at_reduced_depth_stands_beside_the_whole_one_with_how_well_it_predicted():
-    probes = [{"compilation": "reduced", "elapsed_s": 7.0}, {"compilation": "exact", "elapsed_s": 20.0}]
-    stages = {"compile, shared": 5.0, "compile, exact": 5.0, "passes, shared": 1.0}
-    fields = {"probes": probes, "stages_s": stages, "full_over_reduced": 1.06}
-    record = explore_record(**fields) | {"kind": "depth", "what": "reduced"}
-
-    found = summary({"small": "a job"}, whole([record]))
-
-    assert found["depths"][0]["search_s"] == 7.0
-    assert found["depths"][0]["full_over_reduced"] == 1.06
-
-
 def test_a_regret_counts_only_beyond_the_interval_of_the_truth():
     noisy = Truth(truth_record({4: [0.39, 0.41, 0.4, 0.42, 0.38], 8: [0.8, 0.78, 0.8, 0.76, 0.81]}))
     clear = Truth(truth_record({4: [0.4, 0.41, 0.4, 0.41, 0.4], 8: [0.6, 0.61, 0.6, 0.61, 0.6]}))

@@ -481,11 +481,6 @@ class ExploreSettings(_Section):
         description="Lengths of the training's samples, and how a batch is padded; null: all are as long. See "
         "docs/lengths.md.",
     )
-    depth: Literal["auto", "whole", "reduced"] = Field(
-        "auto",
-        description="Search deep models of identical blocks at two reduced depths and extrapolate: auto (where it is "
-        "clearly cheaper), whole (never), reduced (wherever possible). The recommended size always runs at full depth.",
-    )
     storage: str | None = Field(
         None,
         description="URL of the Optuna storage (sqlite:///study.db, or postgresql://..., with the extra postgresql); "

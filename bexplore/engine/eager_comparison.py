@@ -10,16 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.measurement.statistics import TIMING_S, PairedRatio, paired_ratio
+from bexplore.measurement.statistics import PairedRatio, paired_ratio
 
 # Fewest pairs of timings. Timings scatter by 5 % (`EXPECTED_ROUND_SD` in `search.posterior.noise_model`): the interval
 # of five pairs then reaches 9 % to each side. More follow until it is narrow.
 MIN_PAIRS = 5
-# What an unrequested comparison may cost, as a share of the exploration so far.
-CHEAP_SHARE = 0.05
 
 
-class Verdict(StrEnum):
+class EagerVerdict(StrEnum):
     """What the interval says of eager passes beside compiled ones."""
 
     FASTER = "faster"
@@ -43,12 +41,10 @@ class EagerComparison:
         eager_timed_s: Seconds of all eager ones.
         samples_per_s: Of eager passes; None as above.
         peak_memory_bytes: Of an eager step; None where it was not read.
-        asked: Whether the configuration requests it, as `explore.compile: both`.
         problem: Why eager did not run; empty where it did.
     """
 
-    asked: bool
-    verdict: Verdict | None = None
+    verdict: EagerVerdict | None = None
     over_compiled: float | None = None
     low: float | None = None
     high: float | None = None
@@ -60,45 +56,32 @@ class EagerComparison:
     problem: str = ""
 
 
-def comparison_is_cheap(*, pass_time_s: float, elapsed_s: float) -> bool:
-    """Return whether an unrequested comparison is cheap beside what the exploration took."""
-    return 2 * (1 + MIN_PAIRS) * max(pass_time_s, TIMING_S) <= CHEAP_SHARE * elapsed_s
-
-
-def are_enough(
-    compiled_s: Sequence[float], eager_s: Sequence[float], *, tolerance: float, is_spent: bool, asked: bool
-) -> bool:
-    """Return whether more pairs would change nothing, or cost more than they may.
+def are_enough(compiled_s: Sequence[float], eager_s: Sequence[float], *, tolerance: float, is_spent: bool) -> bool:
+    """Return whether more pairs would change nothing, or cost more than they may; the fewest are always run.
 
     Args:
         compiled_s: Seconds of a pass in each compiled timing.
         eager_s: The same of the eager timing beside it.
         tolerance: A share of speed that counts as none; an interval that is no wider is narrow enough.
         is_spent: Whether the time that was meant for them is over.
-        asked: Whether the configuration requests it, so that the fewest pairs are run whatever they take.
     """
     if len(compiled_s) < MIN_PAIRS:
-        return is_spent and not asked
-    ratio = paired_ratio(compiled_s, eager_s)
-    is_silent = not asked and ratio.high < 1.0  # an unrequested comparison that finds eager slower is not reported
-    return is_spent or is_silent or ratio.is_narrow(tolerance)
+        return False
+    return is_spent or paired_ratio(compiled_s, eager_s).is_narrow(tolerance)
 
 
-def judge(answer: Mapping[str, Any], *, micro_batch_size: int, tolerance: float, asked: bool) -> EagerComparison | None:
-    """Judge a worker's times; None where an unrequested comparison was too short.
+def judge(answer: Mapping[str, Any], *, micro_batch_size: int, tolerance: float) -> EagerComparison:
+    """Judge a worker's times.
 
     Args:
         answer: `problem`, or `compiled_timings`, `eager_timings` and `eager_peak_memory_bytes`.
     """
     if answer.get("problem"):
-        return EagerComparison(asked=asked, problem=str(answer["problem"]))
+        return EagerComparison(problem=str(answer["problem"]))
     compiled, eager = np.array(answer["compiled_timings"]), np.array(answer["eager_timings"])  # (num_pairs, 2) each
-    if len(eager) < MIN_PAIRS:
-        return None
     eager_s = eager[:, 1] / eager[:, 0]
     ratio = paired_ratio(compiled[:, 1] / compiled[:, 0], eager_s)
     return EagerComparison(
-        asked=asked,
         verdict=_verdict(ratio, tolerance),
         over_compiled=ratio.value,
         low=ratio.low,
@@ -111,10 +94,10 @@ def judge(answer: Mapping[str, Any], *, micro_batch_size: int, tolerance: float,
     )
 
 
-def _verdict(ratio: PairedRatio, tolerance: float) -> Verdict:
+def _verdict(ratio: PairedRatio, tolerance: float) -> EagerVerdict:
     """Return the verdict; faster means by more than the tolerance: it takes that to train without the compiler."""
     if ratio.is_within(tolerance):
-        return Verdict.SAME
+        return EagerVerdict.SAME
     if ratio.low > 1.0 + tolerance:
-        return Verdict.FASTER
-    return Verdict.SLOWER if ratio.high < 1.0 else Verdict.UNSURE
+        return EagerVerdict.FASTER
+    return EagerVerdict.SLOWER if ratio.high < 1.0 else EagerVerdict.UNSURE

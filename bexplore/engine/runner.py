@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import signal
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -72,7 +71,6 @@ class RunnerSettings:
         pass_budget_s: Seconds of timed passes after which a probe stops, once it has the fewest that it needs.
         environment: Variables of the worker beside this process's own.
         keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
-        depth: Identical blocks of the model to keep, and how many there are; None for all of them.
         replica_batch_size: Samples of one replica in a step; None where that is not known.
         largest_size: Samples of the largest size that may fit; None where that is not known.
         launcher: Starts all ranks of a distributed job; None for one rank of it, or for a job of one device.
@@ -88,7 +86,6 @@ class RunnerSettings:
     pass_budget_s: float = 4.0
     environment: Mapping[str, str] = field(default_factory=dict)
     keeps_artifacts: bool = False
-    depth: tuple[int, int] | None = None
     replica_batch_size: int | None = None
     largest_size: int | None = None
     launcher: Launcher | None = None
@@ -127,7 +124,6 @@ class RunnerSettings:
             probe=probe,
             shared_mode=mode,
             budget_bytes=self.budget_bytes,
-            depth=self.depth,
             pass_budget_s=self.pass_budget_s,
             free_memory_bytes=free_memory_bytes,
             artifacts_dir=str(self.artifacts_dir(probe.micro_batch_size)) if is_kept else None,
@@ -260,13 +256,8 @@ class EngineRunner:
         self.close()
         return answer.values | {"problem": ""} if isinstance(answer, Done) else {"problem": answer.reason}
 
-    def compare_eager(
-        self, *, micro_batch_size: int, tolerance: float, asked: bool, max_s: float = math.inf
-    ) -> dict[str, Any] | None:
+    def compare_eager(self, *, micro_batch_size: int, tolerance: float) -> dict[str, Any] | None:
         """Time compiled and eager passes interleaved, in the worker that has just run the size as the user compiles it.
-
-        Args:
-            max_s: Seconds of passes after which it ends; at most those of two contenders are spent.
 
         Returns:
             The fields of `Session.compare_eager`, or `problem`; None where that worker is no longer there.
@@ -276,9 +267,8 @@ class EngineRunner:
             return None
         request = CompareEager(
             micro_batch_size=micro_batch_size,
-            budget_s=min(max_s, BUDGETS_OF_CONTENDERS * self.settings.pass_budget_s),
+            budget_s=BUDGETS_OF_CONTENDERS * self.settings.pass_budget_s,
             tolerance=tolerance,
-            asked=asked,
         )
         answer = self._ask(request, limit_s=STEP_LIMIT_S)
         return answer.values if isinstance(answer, Done) else {"problem": answer.reason}
@@ -294,21 +284,6 @@ class EngineRunner:
         if not isinstance(answer, Done):
             raise EngineError(f"the steps could not be profiled: {answer.reason}", hint="probe without --profile")
         return from_record(Profile, answer.values)
-
-    def at_depth(self, kept_blocks: int, num_blocks: int) -> EngineRunner:
-        """Return a runner of the same job with so many of its identical blocks, in workers of its own."""
-        return EngineRunner(
-            dataclasses.replace(
-                self.settings,
-                run_dir=self.settings.run_dir / f"depth_{kept_blocks}",
-                free_memory_bytes=None,  # the shallow models lie on the device side by side
-                largest_measured=0,
-                keeps_artifacts=False,
-                depth=(kept_blocks, num_blocks),
-            ),
-            limits=self.limits.unlearned(),
-            on_progress=self._on_progress,
-        )
 
     def rest(self) -> None:
         """End the worker at work: the next probe starts another."""

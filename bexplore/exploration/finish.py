@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Any
 from bexplore.config.config import Config
 from bexplore.config.sections.variants import changes_training
 from bexplore.diagnosis.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
-from bexplore.engine import eager_comparison
+from bexplore.engine.eager_comparison import EagerComparison, judge
 from bexplore.engine.runner import EngineRunner
 from bexplore.exploration.emulated import without_speeds
 from bexplore.exploration.estimated import estimated
@@ -178,7 +177,7 @@ class Finish:
     memory_by_length: MemoryByLength | None = None
     variant: int = 0
     searched: Sequence[TracedVariant] = ()
-    _eager_by_size: dict[int, eager_comparison.EagerComparison | None] = field(default_factory=dict, init=False)
+    _eager_by_size: dict[int, EagerComparison | None] = field(default_factory=dict, init=False)
 
     @property
     def _engine(self) -> EngineRunner:
@@ -186,7 +185,7 @@ class Finish:
         return self.runner
 
     def compare_eager(self, searched: Result) -> None:
-        """Compare the search's answer with eager passes while the worker that ran it is alive."""
+        """Compare the search's answer with eager passes, where that is wanted, while its worker is alive."""
         if searched.recommendation is not None:
             self._eager(verified_by(self._own(self.run.journal.read()), searched.recommendation.micro_batch_size))
 
@@ -225,7 +224,6 @@ class Finish:
             smallest_within_tolerance=searched.smallest_within_tolerance,
             memory_saved_bytes=searched.memory_saved_bytes,
             exact_over_shared=searched.exact_over_shared,
-            full_over_reduced=searched.full_over_reduced,
             peak_memory_bytes=searched.peak_memory_bytes,
             resident_memory_bytes=searched.resident_memory_bytes,
             memory_headroom_bytes=searched.memory_headroom_bytes,
@@ -359,30 +357,17 @@ class Finish:
             artifacts_dir=self._kept_artifacts(ran),
         )
 
-    def _eager(self, verified: Observation | None) -> eager_comparison.EagerComparison | None:
-        """Compare eager with compiled passes, once, where the configuration requests it or it is cheap."""
-        if verified is None or verified.probe.compilation is not Compilation.EXACT:
-            return None
-        size = verified.micro_batch_size
-        if size not in self._eager_by_size:
-            self._eager_by_size[size] = self._eager_passes(verified)
-        return self._eager_by_size[size]
-
-    def _eager_passes(self, verified: Observation) -> eager_comparison.EagerComparison | None:
-        if self._is_emulated:
-            return None
-        asked = self.config.explore.compile.enabled == "both"
-        elapsed_s = self.elapsed_s()
-        if not asked and not eager_comparison.comparison_is_cheap(
-            pass_time_s=verified.pass_time_s, elapsed_s=elapsed_s
-        ):
+    def _eager(self, verified: Observation | None) -> EagerComparison | None:
+        """Compare eager with compiled passes, once, where the configuration requests it."""
+        is_wanted = self.config.explore.compile.enabled == "both" and not self._is_emulated
+        if not is_wanted or verified is None or verified.probe.compilation is not Compilation.EXACT:
             return None
         size, tolerance = verified.micro_batch_size, self.config.explore.tolerance
-        max_s = math.inf if asked else eager_comparison.CHEAP_SHARE * elapsed_s
-        answer = self._engine.compare_eager(micro_batch_size=size, tolerance=tolerance, asked=asked, max_s=max_s)
-        if answer is None:
-            return None
-        return eager_comparison.judge(answer, micro_batch_size=size, tolerance=tolerance, asked=asked)
+        if size not in self._eager_by_size:
+            answer = self._engine.compare_eager(micro_batch_size=size, tolerance=tolerance)
+            found = None if answer is None else judge(answer, micro_batch_size=size, tolerance=tolerance)
+            self._eager_by_size[size] = found
+        return self._eager_by_size[size]
 
     def _kept_artifacts(self, verified: Observation | None) -> str | None:
         """Return the compiler cache of the recommended size; delete those of other sizes."""

@@ -7,7 +7,7 @@ import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from bexplore.engine.process.launcher import external_hint
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.program_client import recall_or_trace
-from bexplore.engine.reduced_depth import ReducedDepthRunner
 from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 from bexplore.engine.variants_runner import VariantsRunner
 from bexplore.errors import NothingFitsError
@@ -36,7 +35,7 @@ from bexplore.host.secret_values import hidden
 from bexplore.host.torch_interfaces import version_warnings
 from bexplore.job import Job, device_kind
 from bexplore.job.batching import MAX_SAMPLES
-from bexplore.measurement.probe import Compilation, Probe, Runner
+from bexplore.measurement.probe import Compilation, Probe
 from bexplore.run import run_directory
 from bexplore.run.event_records import trace_record
 from bexplore.run.events import Finished, JobEvent, Planned, Recommended, Traced, TracedSettings
@@ -390,31 +389,21 @@ class JobExploration(Exploration):
         facts: Mapping[str, Any],
     ) -> Iterator[Event]:
         is_emulated = bool(facts.get("is_emulated"))
-        settings, candidates = self._settings(cost_model), self._candidates(cost_model, budget)
-        if is_emulated:  # what two depths take would mean nothing
-            settings = dataclasses.replace(settings, depths=None)
+        settings, candidates = self._settings(), self._candidates(cost_model, budget)
         memory_of = functools.partial(self._memory_prior, budget=budget)
         variants: tuple[Variant, ...] = (Variant(memory=memory_of(cost_model)),)
         if not self.selection.is_plain:
             middle = geometric_middle(candidates, largest=candidates[-1])
             variants = expected(self.selection.searched, memory_of, size=middle)
-        with self._at_reduced_depth(runner, settings) as probes:
-            yield from loop.explore(
-                without_times(probes, lambda: is_emulated),
-                space=Space.from_sizes(candidates),
-                settings=settings,
-                variants=variants,
-                keeping=keeping_sizes(self.config, candidates),
-                run=self._record(run),
-                should_stop=self._should_stop,
-            )
-
-    def _at_reduced_depth(
-        self, runner: EngineRunner | VariantsRunner, settings: SearchSettings
-    ) -> AbstractContextManager[Runner]:
-        if settings.depths is None or isinstance(runner, VariantsRunner):
-            return nullcontext(runner)
-        return ReducedDepthRunner(runner, settings.depths)
+        yield from loop.explore(
+            without_times(runner, lambda: is_emulated),
+            space=Space.from_sizes(candidates),
+            settings=settings,
+            variants=variants,
+            keeping=keeping_sizes(self.config, candidates),
+            run=self._record(run),
+            should_stop=self._should_stop,
+        )
 
     def _memory_prior(self, cost_model: CostModel | None, *, budget: MemoryBudget) -> MemoryPrior:
         return MemoryPrior(
@@ -431,15 +420,12 @@ class JobExploration(Exploration):
         fits = max(_just_beyond(cost_model.max_micro_batch_size(budget.budget_bytes)), self.config.minimum)
         return min(fits, self.config.maximum or MAX_SAMPLES)
 
-    def _settings(self, cost_model: CostModel | None) -> SearchSettings:
+    def _settings(self) -> SearchSettings:
         if not self.selection.is_plain:
             joint = search_settings(self.config, num_variants=len(self.selection.searched))
             # Two workers do not share an accelerator's memory: another variant's program is compiled again there.
             return dataclasses.replace(joint, keeps_programs=device_kind(self.config.job.device) == "cpu")
-        blocks: dict[str, Any] = {}
-        if cost_model is not None:
-            blocks = {"num_blocks": cost_model.num_blocks, "block_share": cost_model.block_share}
-        return search_settings(self.config, num_variants=1, **blocks)
+        return search_settings(self.config, num_variants=1)
 
     def _refuse_the_impossible(self, cost_model: CostModel | None, budget: MemoryBudget) -> None:
         """Raise before the first compilation where even the smallest size is far too big by the trace."""

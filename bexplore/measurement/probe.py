@@ -34,21 +34,20 @@ class Outcome(StrEnum):
 
 
 class Compilation(StrEnum):
-    """The program of a probe: shared by all sizes, shared at reduced depth, the user's exact one, or eager.
+    """The program of a probe: shared by all sizes, the user's exact one, or eager.
 
     A job that is not compiled runs eagerly in each of them. What it shares with other sizes then is its process, and
     with it the heap, which makes small passes faster on a CPU than they are in a training.
     """
 
     SHARED = "shared"
-    REDUCED = "reduced"
     EXACT = "exact"
     EAGER = "eager"
 
     @property
     def is_for_search(self) -> bool:
         """Whether the search alone runs this program, and no training does."""
-        return self in (Compilation.SHARED, Compilation.REDUCED)
+        return self is Compilation.SHARED
 
 
 class Purpose(StrEnum):
@@ -104,11 +103,6 @@ class Probe:
         """The same probe, timed alone."""
         return dataclasses.replace(self, interleaved_with=())
 
-    @property
-    def of_shallow_model(self) -> Probe:
-        """The probe of a copy of the model with fewer blocks: timed alone, with a peak that no trace predicts."""
-        return dataclasses.replace(self.alone, compilation=Compilation.SHARED, predicted_peak_memory_bytes=None)
-
     def of_one_rank(self, max_passes: int) -> Probe:
         """Return the probe of one rank alone: of the shared program, so that it is compiled once, and timed alone."""
         compilation = Compilation.EAGER if self.compilation is Compilation.EAGER else Compilation.SHARED
@@ -156,7 +150,6 @@ class Observation:
             processor; None if unknown.
         warnings: Reasons for caution with the numbers.
         traceback_text: The user's own traceback of a crash.
-        needs_full_depth: Whether the model does not run at the reduced depth that was asked for, and ran at full depth.
         details: Further values by name, JSON values only.
     """
 
@@ -186,7 +179,6 @@ class Observation:
     scheduler_wait_fraction: float | None = None
     warnings: tuple[str, ...] = ()
     traceback_text: str = ""
-    needs_full_depth: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
-from bexplore.engine.eager_comparison import EagerComparison, Verdict
+from bexplore.engine.eager_comparison import EagerComparison, EagerVerdict
 from bexplore.engine.process.launcher import EXTERNAL
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.output.bexp import memory_words
@@ -102,7 +102,6 @@ def _rows(result: RunResult, tolerance: float, target_confidence: float | None) 
         ("compiled", _compiled(result)),
         ("own process", _own_process(result)),
         ("own start", _own_start(result)),
-        ("full depth", _depth(result)),
         ("eager", eager_sentence(result.eager, tolerance)),
         ("runs at", result.runs_at),
         *(("failed", text) for text in _failed(result)),
@@ -362,16 +361,9 @@ def _own_start(result: RunResult) -> str | None:
     return f"run in a start of its own, as your training will: {ratio:.2f}x of its speed in a start with other sizes"
 
 
-def _depth(result: RunResult) -> str | None:
-    ratio = result.full_over_reduced
-    if ratio is None:
-        return None
-    return f"searched at reduced depth and extrapolated; at full depth it has {ratio:.2f}x that speed"
-
-
 def eager_sentence(eager: EagerComparison | None, tolerance: float) -> str | None:
-    """Return whether torch.compile is worth it; an unrequested comparison is reported only where it is not."""
-    if eager is None or not (eager.asked or eager.verdict is Verdict.FASTER):
+    """Return whether torch.compile is worth it; None where that was not compared."""
+    if eager is None:
         return None
     if eager.problem or eager.verdict is None:
         return f"without torch.compile this size does not run: {eager.problem}"
@@ -386,13 +378,12 @@ def eager_sentence(eager: EagerComparison | None, tolerance: float) -> str | Non
 
 
 def _eager_advice(eager: EagerComparison, tolerance: float) -> str:
-    more = "false" if eager.asked else "both, which compares more precisely"
     return {
-        Verdict.FASTER: f"do not compile, or explore again with explore.compile: {more}",
-        Verdict.SLOWER: "keep torch.compile",
-        Verdict.SAME: f"within {100 * tolerance:g}% that is as fast, so that compiling gains nothing",
-        Verdict.UNSURE: "too uncertain to decide whether compiling pays",
-    }[eager.verdict or Verdict.UNSURE]
+        EagerVerdict.FASTER: "do not compile, or explore again with explore.compile: false",
+        EagerVerdict.SLOWER: "keep torch.compile",
+        EagerVerdict.SAME: f"within {100 * tolerance:g}% that is as fast, so that compiling gains nothing",
+        EagerVerdict.UNSURE: "too uncertain to decide whether compiling pays",
+    }[eager.verdict or EagerVerdict.UNSURE]
 
 
 def _warm_start(artifacts_dir: str | None) -> list[str]:

@@ -17,7 +17,6 @@ from bexplore.config.schema import EFFORTS, TRAINING_TIME_S
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
 from bexplore.host.secret_values import hidden, hidden_record
 from bexplore.job import Mode, code_digests
-from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 from bexplore.search.posterior.posterior import ENGINE_VERSION
 from bexplore.search.settings import SearchSettings
@@ -70,7 +69,6 @@ class Fingerprint:
         return {
             "settings": settings,
             "compares_eager": self.config.explore.compile.enabled == "both",
-            "depth": self.config.explore.depth,
             "minimum": self.config.minimum,
             "maximum": self.config.maximum,
             "candidates": self.config.candidates,
@@ -131,15 +129,11 @@ def _of_variants(config: Config) -> dict[str, Any]:
     return {"variants": named, "chooses_variants": config.explore.settings == "auto"} if named else {}
 
 
-def search_settings(
-    config: Config, *, num_variants: int | None = None, num_blocks: int = 0, block_share: float = 0.0
-) -> SearchSettings:
+def search_settings(config: Config, *, num_variants: int | None = None) -> SearchSettings:
     """Return the search settings of a configuration.
 
     Args:
         num_variants: Variants of the search; None for all that the configuration has.
-        num_blocks: Number of identical blocks of the model, by the trace; 0 for none.
-        block_share: Share of a pass's operations in these blocks.
     """
     explore = config.explore
     compiled = any(job.compile.enabled for job in (config.job, *(variant.job for variant in config.variants)))
@@ -153,7 +147,6 @@ def search_settings(
     costs: dict[str, Any] = {} if compiled else {"compile_time_s": 0.0}
     if config.command is not None:  # a start compiles what it compiles: `start_time_s` of its first probe holds both
         costs = {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S, "least_passes_s": COMMAND_STEPS_S}
-    may_be_reduced = compiled and explore.depth != "whole"
     settings = SearchSettings(
         **costs,
         tolerance=explore.tolerance,
@@ -169,8 +162,6 @@ def search_settings(
         verify_exact=is_shared,
         max_passes=explore.passes_per_probe,
         probe_time_limit_s=explore.probe_time_limit_s,
-        depths=Depths.of(num_blocks=num_blocks, block_share=block_share) if may_be_reduced else None,
-        forces_reduced_depth=explore.depth == "reduced",
     )
     num_variants = len(config.variants) if num_variants is None else num_variants
     limits: dict[str, Any] = {name: getattr(settings, name) for name in config.own_limits}

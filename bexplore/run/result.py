@@ -117,7 +117,6 @@ class RunResult:
         smallest_within_tolerance: The smallest size that ran within the indifference zone of the best.
         memory_saved_bytes: Peak memory that this smallest size saves.
         exact_over_shared: Throughput as the training runs over that in the search, at the sizes that ran both.
-        full_over_reduced: Throughput at full depth over its extrapolation from reduced depths.
         peak_memory_bytes: Peak of the live tensors at the recommended size.
         predicted_peak_memory_bytes: The same by the trace; None without a trace.
         resident_memory_bytes: Memory that the process or the allocator held for these tensors.
@@ -180,7 +179,6 @@ class RunResult:
     smallest_within_tolerance: int | None = None
     memory_saved_bytes: int | None = None
     exact_over_shared: float | None = None
-    full_over_reduced: float | None = None
     peak_memory_bytes: int | None = None
     predicted_peak_memory_bytes: int | None = None
     resident_memory_bytes: int | None = None

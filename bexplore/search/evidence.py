@@ -64,7 +64,6 @@ class Evidence:
         compile_time_s: Seconds to compile; 0 where nothing was compiled.
         update_time_s: Median seconds of an update; 0 where none was timed.
         elapsed_s: Seconds of the whole probe.
-        needs_full_depth: Whether the model does not run at reduced depth.
         max_samples: As in `Observation`.
         variant: Which variant of the job ran.
         ended_by: The signal that ended its process, where nothing shows that memory was short; empty for none.
@@ -89,7 +88,6 @@ class Evidence:
     compile_time_s: float = 0.0
     update_time_s: float = 0.0
     elapsed_s: float = 0.0
-    needs_full_depth: bool = False
     max_samples: int | None = None
     variant: int = 0
     ended_by: str = ""
@@ -156,7 +154,6 @@ class Evidence:
             compile_time_s=observation.compile_time_s,
             update_time_s=0.0 if math.isnan(update_s) else update_s,
             elapsed_s=observation.elapsed_s,
-            needs_full_depth=observation.needs_full_depth,
             max_samples=observation.max_samples,
             variant=observation.probe.variant,
             ended_by=observation.details.get("ended_by", ""),

@@ -201,7 +201,6 @@ class Result:
         outcomes: Number of probes by outcome.
         exact_over_shared: Throughput as the training runs over that in the search, at sizes that ran both; None for no
             such size.
-        full_over_reduced: Throughput at full depth over the extrapolated one; None for no such size.
         peak_memory_bytes: Peak of the live tensors at the recommended size; None if unknown.
         resident_memory_bytes: As in `Observation`, at the recommended size.
         memory_headroom_bytes: Budget less the larger of the two; None if unknown.
@@ -220,7 +219,6 @@ class Result:
     smallest_within_tolerance: int | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
     exact_over_shared: float | None = None
-    full_over_reduced: float | None = None
     peak_memory_bytes: int | None = None
     resident_memory_bytes: int | None = None
     memory_headroom_bytes: int | None = None
@@ -269,7 +267,6 @@ def build_result(
         outcomes=outcomes,
         runs_at=runs_at,
         exact_over_shared=exact_over_shared,
-        full_over_reduced=compare_programs(evidence, (Compilation.EXACT, Compilation.SHARED), (Compilation.REDUCED,)),
         peak_memory_bytes=_most(item.peak_memory_bytes for item in as_run),
         resident_memory_bytes=_most(item.resident_memory_bytes for item in as_run),
         memory_headroom_bytes=max(0, budgets[-1] - needed) if budgets and needed is not None else None,

@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 
 from bexplore.job.batching import INDIFFERENCE_ZONE
-from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 
 # Of a joint search: probes more for each further variant, and the share of the uncertainty that a search of one
@@ -36,8 +35,6 @@ class SearchSettings:
         start_time_s: Seconds to start a worker; a guess until one was started.
         compile_time_s: Seconds to compile; a guess until something was compiled.
         least_passes_s: Seconds that the passes of a probe take at least, however short one is.
-        depths: Reduced depths that the search may use where they are cheaper; None for full depth only.
-        forces_reduced_depth: Use the reduced depths even where they are not cheaper.
         keeps_programs: Whether each variant of a job keeps a worker with its program while others are probed.
     """
 
@@ -57,8 +54,6 @@ class SearchSettings:
     start_time_s: float = 5.0
     compile_time_s: float = 30.0
     least_passes_s: float = 0.0
-    depths: Depths | None = None
-    forces_reduced_depth: bool = False
     keeps_programs: bool = True
 
     def of_variants(self, num_variants: int) -> SearchSettings:

@@ -24,9 +24,9 @@ ORDER = {
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command sections config dialects json_schema "
     "starter load",
-    "measurement": "statistics depth_extrapolation interleaving probe profile",
+    "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
-    "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",
+    "engine": "protocol eager_comparison process worker program_client runner all_ranks variants_runner",
     "command": "observer reports timing verdicts failures processes device_use attach probe_folder watch "
     "open_start runner",
     "run": "bottleneck parallel_result lengths_result settings_result result journal run_directory selection "

@@ -343,7 +343,3 @@ def _check_other_settings(problems: Problems, settings: ExploreSettings) -> None
             "settings cannot be explored on all ranks yet",
             "remove launcher, and one rank shows which settings fit and pay; or remove explore.settings",
         )
-    if settings.depth == "reduced":
-        problems.error(
-            ("explore", "depth"), "settings are explored at whole depth", "remove depth, or remove explore.settings"
-        )

@@ -130,7 +130,6 @@ class ProbeRequest(Request):
         probe: Which size, and how.
         shared_mode: Kind of the shared program to begin with.
         budget_bytes: Memory budget of the job's tensors; None for no limit.
-        depth: Identical blocks to keep, and how many there are; None for all of them.
         pass_budget_s: Seconds of timed passes after which the probe stops.
         free_memory_bytes: Free on the device before any worker; None to wait for no memory.
         artifacts_dir: Keeps what the compiler makes; None for the compiler's usual cache.
@@ -143,7 +142,6 @@ class ProbeRequest(Request):
     probe: Probe
     shared_mode: SharedMode
     budget_bytes: int | None = None
-    depth: tuple[int, int] | None = None
     pass_budget_s: float = 4.0
     free_memory_bytes: int | None = None
     artifacts_dir: str | None = None
@@ -180,13 +178,11 @@ class CompareEager(Request):
         micro_batch_size: The size.
         budget_s: Seconds of passes, those that warm up included, after which it is enough.
         tolerance: A share of speed that counts as none.
-        asked: Whether the configuration requests it, so that the fewest pairs are run whatever they take.
     """
 
     micro_batch_size: int
     budget_s: float
     tolerance: float
-    asked: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

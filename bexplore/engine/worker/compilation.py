@@ -18,7 +18,7 @@ from bexplore.engine.worker import torch_private
 from bexplore.engine.worker.opaque_convolution import can_be_opaque, has_convolutions, make_convolutions_opaque
 from bexplore.job import CompileSettings, Job
 from bexplore.measurement.probe import Compilation
-from bexplore.trace.repeated_blocks import find_repeats, keep_blocks
+from bexplore.trace.repeated_blocks import find_repeats
 from bexplore.workloads import Batch, Workload
 
 # Blocks of one class from which on they are compiled once, as a nested region, instead of one by one.
@@ -32,10 +32,6 @@ extern "C" void kernel(float* out_ptr0) {}
 """
 
 
-class NoBlocksError(Exception):
-    """The model has no run of as many identical blocks as the trace found."""
-
-
 def repeated_classes(workload: Workload) -> list[type[torch.nn.Module]]:
     """Return the classes of the blocks that the workload's modules repeat with other weights."""
     repeats = [r for module in workload.compiled_modules for r in find_repeats(module, min_copies=MIN_REGION_COPIES)]
@@ -47,25 +43,6 @@ def nest(block_classes: Sequence[type[torch.nn.Module]]) -> None:
     for block_class in block_classes:
         block_class.forward = torch.compiler.nested_compile_region(block_class.forward)
     torch_private.trace_region_schemas_once()
-
-
-def truncate_layers(workload: Workload, kept_blocks: int, num_blocks: int) -> None:
-    """Keep the first blocks of every run of `num_blocks` identical ones; the optimizers forget the others' weights.
-
-    Raises:
-        NoBlocksError: There is no such run.
-    """
-    modules = workload.compiled_modules
-    found = [repeat for module in modules for repeat in find_repeats(module, min_copies=num_blocks)]
-    repeats = [repeat for repeat in found if repeat.copies == num_blocks]
-    if not repeats:
-        raise NoBlocksError(f"the model has no {num_blocks} identical blocks in a row")
-    left_out = {
-        id(weight) for repeat in repeats for block in keep_blocks(repeat, kept_blocks) for weight in block.parameters()
-    }
-    for optimizer in workload.optimizers:
-        for group in optimizer.param_groups:
-            group["params"] = [weight for weight in group["params"] if id(weight) not in left_out]
 
 
 def feasible_mode(workload: Workload, wanted: SharedMode, block_classes: Sequence[type[torch.nn.Module]]) -> SharedMode:

@@ -69,7 +69,7 @@ def time_pairs(
     def enough() -> bool:
         compiled_s, eager_s = ([one.pass_s for one in timings[kind]] for kind in kinds)
         is_spent = spent_s >= request.budget_s
-        return are_enough(compiled_s, eager_s, tolerance=request.tolerance, is_spent=is_spent, asked=request.asked)
+        return are_enough(compiled_s, eager_s, tolerance=request.tolerance, is_spent=is_spent)
 
     order = list(kinds)
     while not enough():

@@ -29,7 +29,6 @@ from bexplore.engine.worker.compilation import (
     feasible_mode,
     keep_artifacts_in,
     repeated_classes,
-    truncate_layers,
 )
 from bexplore.engine.worker.compiler_account import CompilerCounters
 from bexplore.engine.worker.device import bound_memory
@@ -106,8 +105,6 @@ class Session:
         with self.limit.around_building():
             self.workload: Workload = build(job)
         block_classes = repeated_classes(self.workload)
-        if request.depth is not None:
-            truncate_layers(self.workload, *request.depth)
         self.steps = Steps(
             self.workload,
             self.device,
@@ -374,19 +371,18 @@ class Session:
 
         Returns:
             `compiled_timings`, `eager_timings`: pairs of a number of passes and their seconds;
-            `eager_peak_memory_bytes`, None unless the configuration requests the comparison.
+            `eager_peak_memory_bytes`.
 
         Raises:
             Exception: Whatever the user's step raised.
         """
         self.report(stage="eager")
-        usual_s, peak = self._timer.usual_pass_s.get(request.micro_batch_size, 0.0), None
+        usual_s = self._timer.usual_pass_s.get(request.micro_batch_size, 0.0)
         with self._around_steps():
             batch = self._make_batch(request.micro_batch_size)
             self.report(stage="eager")
-            if request.asked:
-                with eagerly():
-                    peak = self._memory_step.peak_of_one(batch)
+            with eagerly():
+                peak = self._memory_step.peak_of_one(batch)
             compiled, eager = time_pairs(
                 self.steps,
                 self._make_timed_batch(request.micro_batch_size),

@@ -25,7 +25,7 @@ from bexplore.search.policy.decision import (
     next_probe,
 )
 from bexplore.search.policy.first_probe import first_probe, only_base_runs
-from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_compilation
+from bexplore.search.policy.probe_cost import Costs, expected_pass_s
 from bexplore.search.posterior.joint import ONE_VARIANT, Variant, fit_joint, shift_to_present_speed
 from bexplore.search.posterior.noise_model import DISTURBED_SDS, EXPECTED_PROBE_SD, common_mode_sd
 from bexplore.search.posterior.posterior import LIKELY_FITS, Posterior, fit_posterior
@@ -96,8 +96,6 @@ def decide(
     best = recommend(now, finished, tolerance=settings.tolerance, base_variant=_base_variant(finished))
     ahead = fit([*finished, *(_imagined(fitted, item) for item in in_flight)]) if in_flight else fitted
     costs = Costs.learnt(finished, settings)
-    compilation = search_compilation(ahead, finished, settings, costs)
-    settings = dataclasses.replace(settings, search_compilation=compilation)
     step = _Step(
         space=space,
         finished=finished,
@@ -214,9 +212,6 @@ class _Step:
             return self._probe(contradicted, Purpose.REPLICATE)
         if self._base_is_due():
             return self._probe(self.fitted.index(self.space.base), Purpose.BASE)
-        if self._depth_is_new():
-            smallest = min(item.micro_batch_size for item in self.finished if item.is_measured)
-            return self._probe(self.fitted.index(smallest), Purpose.BASE)
         choices = [choice for choice in choices if not self._was_interrupted(choice)] or choices
         choice = choices[min(num_unassigned, len(choices) - 1)]
         further = self.next_probe
@@ -379,11 +374,6 @@ class _Step:
 
     def _exactly(self, index: int) -> Decision:
         return self._probe(index, Purpose.VERIFY, compilation=self.settings.user_compilation, fresh_worker=True)
-
-    def _depth_is_new(self) -> bool:
-        """Return whether the search begins at reduced depth now, with a size that ran at full depth."""
-        is_reduced = self.settings.search_compilation is Compilation.REDUCED
-        return is_reduced and all(item.compilation is not Compilation.REDUCED for item in self.finished)
 
     def _base_is_due(self) -> bool:
         base = (self.space.base, 0)

@@ -1,4 +1,4 @@
-"""The cost of a probe in seconds, the passes that it should time, and whether reduced depth makes it cheaper."""
+"""The cost of a probe in seconds, and the passes that it should time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
@@ -25,10 +24,6 @@ PASS_CAUTION = 2.0
 PASS_SD, PROBE_SD = 0.015, 0.01
 UPDATES = 2.0  # of a probe. Source: one warm-up and one timed update
 SLOW_SDS = 0.5  # of the posterior, by which an expected pass is pessimistic. Source: sensitivity.md
-# Source: the probes of a search in benchmarks/results/search.md.
-EXPECTED_PROBES = 7
-# Of the seconds at full depth: an extrapolation must be clearly cheaper. Source: sensitivity.md.
-CLEARLY_CHEAPER = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +39,6 @@ class Costs:
         max_passes: Upper bound on timed passes of a probe.
         least_passes_s: Of the passes of a probe at least.
         spent_s: Of all probes so far; a start and a compilation at least.
-        reduced_share: Cost of a pass at both reduced depths, as a share of one at full depth.
     """
 
     start_s: float
@@ -55,7 +49,6 @@ class Costs:
     max_passes: int
     spent_s: float
     least_passes_s: float = 0.0
-    reduced_share: float = 1.0
 
     @classmethod
     def learnt(cls, evidence: Sequence[Evidence], settings: SearchSettings) -> Costs:
@@ -75,13 +68,10 @@ class Costs:
             max_passes=settings.max_passes,
             spent_s=max(sum(item.elapsed_s for item in evidence), settings.start_time_s + settings.compile_time_s),
             least_passes_s=settings.least_passes_s,
-            reduced_share=settings.depths.cost_share if settings.depths else 1.0,
         )
 
     def estimate_s(self, pass_s: Array, *, compilation: Compilation, fresh_worker: bool) -> Array:
-        """Return the seconds of a probe whose pass takes `pass_s` at full depth."""
-        if compilation is Compilation.REDUCED:
-            pass_s = self.reduced_share * pass_s
+        """Return the seconds of a probe whose pass takes `pass_s`."""
         fixed = self._fixed_s(compilation, fresh_worker)
         passes_s = (WARM_UP_PASSES + self._passes(pass_s, fixed)) * pass_s
         return fixed + np.maximum(passes_s, self.least_passes_s)
@@ -97,16 +87,13 @@ class Costs:
 
     def passes(self, pass_s: float, *, compilation: Compilation, fresh_worker: bool) -> int:
         """Return how many passes to time: more where a probe is dear and a pass is cheap."""
-        if compilation is Compilation.REDUCED:
-            pass_s = self.reduced_share * pass_s
         return int(self._passes(np.array(pass_s), self._fixed_s(compilation, fresh_worker)))
 
     def _fixed_s(self, compilation: Compilation, fresh_worker: bool) -> float:
         if compilation is self.warm_search and not fresh_worker:
             return self.update_s
-        programs = 2 if compilation is Compilation.REDUCED else 1
         compile_s = 0.0 if compilation is Compilation.EAGER else self.compile_s
-        return self.update_s + programs * (self.start_s + compile_s)
+        return self.update_s + self.start_s + compile_s
 
     def _passes(self, pass_s: Array, fixed_s: float) -> Array:
         """Return the timed passes; n = (sd within / sd between) sqrt(fixed cost / pass cost) is the most efficient.
@@ -129,38 +116,3 @@ def expected_pass_s(posterior: Posterior) -> Array:
     """Return (D,), seconds of a pass, pessimistic where the posterior is wide."""
     slow = posterior.mean - SLOW_SDS * posterior.log_throughput.std(axis=0)
     return posterior.sizes / np.exp(slow)
-
-
-def search_compilation(
-    fitted: Posterior, finished: Sequence[Evidence], settings: SearchSettings, costs: Costs
-) -> Compilation:
-    """Return the program of the search's next probe.
-
-    The first probe runs at full depth and gives the cost of the rest of the search there. A search that has begun at
-    reduced depth stays there; one whose model did not run there does not try again.
-    """
-    if settings.depths is None or settings.search_compilation is not Compilation.SHARED:
-        return settings.search_compilation
-    if any(item.needs_full_depth for item in finished):
-        return settings.search_compilation
-    has_begun = any(item.compilation is Compilation.REDUCED for item in finished)
-    if has_begun or settings.forces_reduced_depth:
-        return Compilation.REDUCED
-    pays = _is_precise(settings.depths, costs) and _is_cheaper(fitted, len(finished), costs)
-    return Compilation.REDUCED if pays else settings.search_compilation
-
-
-def _is_precise(depths: Depths, costs: Costs) -> bool:
-    """Return whether an extrapolated probe is as precise as probes repeat."""
-    extrapolated_sd = costs.pass_sd * math.sqrt(depths.variance_factor)
-    return extrapolated_sd / math.sqrt(costs.max_passes) <= PROBE_SD
-
-
-def _is_cheaper(fitted: Posterior, num_finished: int, costs: Costs) -> bool:
-    """Return whether the rest of the search costs clearly less with two more compilations and shallow passes."""
-    likely_best = np.bincount(fitted.values.argmax(axis=1), minlength=len(fitted.sizes)) / len(fitted.values)
-    pass_s = np.array(float(likely_best @ expected_pass_s(fitted)))
-    probes_left = max(EXPECTED_PROBES - num_finished, 1)
-    full_s = probes_left * costs.estimate_s(pass_s, compilation=Compilation.SHARED, fresh_worker=False)
-    reduced_s = 2.0 * (costs.start_s + costs.compile_s) + costs.reduced_share * full_s
-    return float(reduced_s) < CLEARLY_CHEAPER * float(full_s)

@@ -27,7 +27,7 @@ class StepsOfOneSpeed:
 def test_pairs_of_passes_over_several_lengths_spend_their_budget_once_not_once_for_each_length(num_lengths):
     steps = StepsOfOneSpeed()
     batch = BatchMix(tuple(range(num_lengths)), (1 / num_lengths,) * num_lengths)
-    request = CompareEager(micro_batch_size=1, budget_s=4.0, tolerance=0.001, asked=False)
+    request = CompareEager(micro_batch_size=1, budget_s=4.0, tolerance=0.001)
 
     time_pairs(steps, batch, request, usual_pass_s=PASS_S, is_warm=True, report=lambda: None)
 

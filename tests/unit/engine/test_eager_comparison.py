@@ -5,29 +5,27 @@ from __future__ import annotations
 import pytest
 
 from bexplore.engine import eager_comparison
-from bexplore.engine.eager_comparison import Verdict
+from bexplore.engine.eager_comparison import EagerVerdict
 
 
-def judged(compiled_s: list[float], eager_s: list[float], *, asked: bool = True) -> eager_comparison.EagerComparison:
+def judged(compiled_s: list[float], eager_s: list[float]) -> eager_comparison.EagerComparison:
     """Of rounds with 20 passes each."""
     answer = {
         "compiled_timings": [(20, 20 * seconds) for seconds in compiled_s],
         "eager_timings": [(20, 20 * seconds) for seconds in eager_s],
         "eager_peak_memory_bytes": None,
     }
-    comparison = eager_comparison.judge(answer, micro_batch_size=8, tolerance=0.02, asked=asked)
-    assert comparison is not None
-    return comparison
+    return eager_comparison.judge(answer, micro_batch_size=8, tolerance=0.02)
 
 
 @pytest.mark.parametrize(
     ("compiled_s", "verdict"),
     [
-        ((1.10, 1.11, 1.10, 1.09, 1.10), Verdict.FASTER),
-        ((0.90, 0.91, 0.90, 0.89, 0.90), Verdict.SLOWER),
-        ((1.00, 1.01, 1.00, 0.99, 1.00), Verdict.SAME),
-        ((1.03, 1.01, 1.00, 1.04, 1.02), Verdict.UNSURE),  # perhaps faster, but perhaps by less than the tolerance
-        ((0.01, 0.90, 1.10, 1.05, 1.20), Verdict.UNSURE),  # one round that was disturbed
+        ((1.10, 1.11, 1.10, 1.09, 1.10), EagerVerdict.FASTER),
+        ((0.90, 0.91, 0.90, 0.89, 0.90), EagerVerdict.SLOWER),
+        ((1.00, 1.01, 1.00, 0.99, 1.00), EagerVerdict.SAME),
+        ((1.03, 1.01, 1.00, 1.04, 1.02), EagerVerdict.UNSURE),  # perhaps faster, but perhaps by less than the tolerance
+        ((0.01, 0.90, 1.10, 1.05, 1.20), EagerVerdict.UNSURE),  # one round that was disturbed
     ],
 )
 def test_the_verdict_on_eager_is_that_of_the_whole_interval(compiled_s, verdict):
@@ -44,49 +42,24 @@ def test_what_was_timed_of_each_side_is_recorded():
     assert (comparison.num_pairs, comparison.samples_per_s) == (6, pytest.approx(8.0))
 
 
-def test_a_comparison_that_was_cut_short_says_nothing():
-    short = {"compiled_timings": [(1, 1.0)] * 4, "eager_timings": [(1, 1.0)] * 4, "eager_peak_memory_bytes": None}
-
-    assert eager_comparison.judge(short, micro_batch_size=8, tolerance=0.02, asked=False) is None
-
-
 def test_eager_that_does_not_run_is_neither_faster_nor_slower():
-    comparison = eager_comparison.judge({"problem": "no memory"}, micro_batch_size=8, tolerance=0.02, asked=True)
+    comparison = eager_comparison.judge({"problem": "no memory"}, micro_batch_size=8, tolerance=0.02)
 
     assert (comparison.verdict, comparison.over_compiled, comparison.problem) == (None, None, "no memory")
 
 
 @pytest.mark.parametrize(
-    ("num_pairs", "scatter", "is_spent", "asked", "enough"),
+    ("num_pairs", "scatter", "is_spent", "enough"),
     [
-        (5, 0.001, False, True, True),
-        (5, 0.1, False, True, False),  # too wide: more pairs
-        (5, 0.1, True, True, True),
-        (4, 0.001, False, True, False),
-        (4, 0.001, True, True, False),  # what was asked for has its fewest pairs whatever they take
-        (4, 0.001, True, False, True),
+        (5, 0.001, False, True),
+        (5, 0.1, False, False),  # too wide: more pairs
+        (5, 0.1, True, True),
+        (4, 0.001, False, False),
+        (4, 0.001, True, False),  # the fewest pairs are run whatever they take
     ],
 )
-def test_pairs_of_rounds_follow_until_the_interval_is_narrow_or_the_time_is_spent(
-    num_pairs, scatter, is_spent, asked, enough
-):
+def test_pairs_of_rounds_follow_until_the_interval_is_narrow_or_the_time_is_spent(num_pairs, scatter, is_spent, enough):
     compiled_s = [1.0 + scatter * (-1) ** number for number in range(num_pairs)]
-    options = {"tolerance": 0.02, "is_spent": is_spent, "asked": asked}
+    options = {"tolerance": 0.02, "is_spent": is_spent}
 
     assert eager_comparison.are_enough(compiled_s, [1.0] * num_pairs, **options) is enough
-
-
-def test_a_comparison_ends_as_soon_as_eager_is_seen_to_be_slower():
-    compiled_s, eager_s = [1.0, 1.2, 1.0, 1.2, 1.0], [2.0] * 5
-    options = {"tolerance": 0.02, "is_spent": False}
-
-    assert eager_comparison.are_enough(compiled_s, eager_s, asked=False, **options)
-    assert not eager_comparison.are_enough(compiled_s, eager_s, asked=True, **options)
-
-
-def test_a_comparison_that_nobody_asked_for_stays_cheap():
-    assert eager_comparison.comparison_is_cheap(pass_time_s=0.1, elapsed_s=60.0)
-    assert not eager_comparison.comparison_is_cheap(pass_time_s=5.0, elapsed_s=60.0)
-    assert not eager_comparison.comparison_is_cheap(
-        pass_time_s=1e-4, elapsed_s=10.0
-    )  # short passes are timed for as long as others

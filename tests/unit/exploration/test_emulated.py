@@ -79,7 +79,7 @@ TELLS_OF_SPEED = (
     "_saves",
     "over_recommended",
 )
-TELLS_OF_SPEED += ("regret_bound_90", "over_file", "band", "over_shared", "over_reduced", "within_tolerance", "eager")
+TELLS_OF_SPEED += ("regret_bound_90", "over_file", "band", "over_shared", "within_tolerance", "eager")
 
 
 def _flat(record: object, name: str = "") -> Iterator[tuple[str, object]]:

@@ -1,13 +1,10 @@
-"""The contract of runners, for those that need no device: a recorded table, a simulated world, reduced depths."""
+"""The contract of runners, for those that need no device: a recorded table, a simulated world."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from bexplore.engine.reduced_depth import ReducedDepthRunner
-from bexplore.measurement.depth_extrapolation import Depths
-from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.replay.replay import ReplayOptions, TableRunner
 from bexplore.replay.table import Curve, Point
 from bexplore.search.space import MemoryPrior, Space
@@ -55,53 +52,6 @@ class TestSimulatedRunner(RunnerContract):
         )
         runner = SimulatedRunner(world, seed=3, shared_compile=True)
         return Subject(runner=runner, fitting=SIZES[:3], too_large=64)
-
-
-class DeepRunner:
-    """Runs so many blocks of a deep model; a block takes 10 ms and 1 MiB for each sample."""
-
-    BUDGET_BYTES = GIB
-
-    def __init__(self, num_blocks: int = 48) -> None:
-        """Begin with no worker alive."""
-        self._num_blocks, self._is_warm = num_blocks, False
-
-    def __call__(self, probe: Probe) -> Observation:
-        """Run one size."""
-        starts, self._is_warm = not self._is_warm or probe.fresh_worker, True
-        peak = self._num_blocks * probe.micro_batch_size * 2**20
-        fits = peak <= self.BUDGET_BYTES
-        return Observation(
-            probe=probe,
-            outcome=Outcome.MEASURED if fits else Outcome.OUT_OF_MEMORY,
-            reason="" if fits else "peak above the budget",
-            pass_times_s=(0.01 * self._num_blocks * probe.micro_batch_size,) * probe.max_passes if fits else (),
-            start_time_s=5.0 * starts,
-            compile_time_s=30.0 * starts,
-            elapsed_s=35.0 * starts + 1.0,
-            peak_memory_bytes=peak,
-            memory_budget_bytes=self.BUDGET_BYTES,
-        )
-
-    def at_depth(self, kept_blocks: int, num_blocks: int) -> DeepRunner:
-        """Return a runner of fewer blocks."""
-        return DeepRunner(kept_blocks)
-
-    def rest(self) -> None:
-        """Make way for the shallow models."""
-
-    def close(self) -> None:
-        """End."""
-        self._is_warm = False
-
-
-class TestReducedDepthRunner(RunnerContract):
-    """Two depths of a deep model."""
-
-    @pytest.fixture
-    def subject(self):
-        runner = ReducedDepthRunner(DeepRunner(), Depths(whole=48, block_share=0.95, high=12))
-        return Subject(runner=runner, fitting=SIZES[:3], too_large=64, compilation=Compilation.REDUCED)
 
 
 class TestCurveRunner(RunnerContract):

@@ -282,27 +282,25 @@ EAGER = {
     "eager_timed_s": 0.55,
     "samples_per_s": 10.0,
     "peak_memory_bytes": 2**20,
-    "asked": False,
     "problem": "",
 }
 
 
-def test_the_last_words_speak_of_eager_where_it_is_faster_or_was_asked_for():
+def test_the_last_words_speak_of_eager_where_it_was_compared():
     slower = EAGER | {"over_compiled": 0.8, "verdict": "slower"}
 
     assert "runs at 1.08x the speed (95% interval 1.05 to 1.11; 5 rounds, 550 ms, of each" in words(result(eager=EAGER))
-    assert "torch.compile" not in words(result(eager=slower))
-    assert "keep torch.compile" in words(result(eager=slower | {"asked": True}))
+    assert "keep torch.compile" in words(result(eager=slower))
+    assert "torch.compile" not in words(result(eager=None))
 
 
 def test_an_interval_that_is_too_wide_is_no_verdict_on_eager():
     wide = EAGER | {"verdict": "unsure", "low": 0.62, "high": 1.78}
-    same = EAGER | {"verdict": "same", "over_compiled": 1.0, "low": 0.99, "high": 1.01, "asked": True}
+    same = EAGER | {"verdict": "same", "over_compiled": 1.0, "low": 0.99, "high": 1.01}
 
-    assert "torch.compile" not in words(result(eager=wide))
-    assert "0.62 to 1.78" in words(result(eager=wide | {"asked": True}))
-    assert "too uncertain to decide whether compiling pays" in words(result(eager=wide | {"asked": True}))
-    assert "keep torch.compile" not in words(result(eager=wide | {"asked": True}))
+    assert "0.62 to 1.78" in words(result(eager=wide))
+    assert "too uncertain to decide whether compiling pays" in words(result(eager=wide))
+    assert "keep torch.compile" not in words(result(eager=wide))
     assert "within 2% that is as fast" in words(result(eager=same))
 
 

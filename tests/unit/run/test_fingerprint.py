@@ -62,11 +62,10 @@ def test_another_batch_size_resumes_the_run_where_all_passes_are_alike(folder, j
 def test_what_the_search_runs_is_verified_where_the_training_may_have_another_speed(
     folder, explore, of_search, of_training
 ):
-    settings = search_settings(folder.load(sections(explore=explore)), num_blocks=8, block_share=0.9)
+    settings = search_settings(folder.load(sections(explore=explore)))
 
     assert (settings.search_compilation, settings.user_compilation) == (of_search, of_training)
     assert settings.verify_exact is (of_search is not of_training)
-    assert (settings.depths is None) is (of_training is Compilation.EAGER)
     assert (settings.compile_time_s == 0.0) is (of_training is Compilation.EAGER)
 
 

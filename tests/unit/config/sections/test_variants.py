@@ -208,12 +208,11 @@ def test_an_own_step_decides_its_own_recomputation_precision_and_optimizer(folde
         assert "a step of your own" in folder.refusal(sections(explore=explore))
 
 
-def test_settings_are_not_explored_on_all_ranks_or_at_reduced_depth(folder):
+def test_settings_are_not_explored_on_all_ranks(folder):
     lists = {"settings": {"activation_checkpointing": ["none", "full"]}}
     ranks = {"launcher": "torchrun", "parallelism": {"data_parallel_replicate_degree": 2}}
     assert "settings cannot be explored on all ranks yet" in folder.refusal(sections(explore=lists | ranks))
     assert folder.load(sections(explore=lists | {"parallelism": ranks["parallelism"]})).variants
-    assert "settings are explored at whole depth" in folder.refusal(sections(explore=lists | {"depth": "reduced"}))
 
 
 def test_a_training_command_has_no_settings(folder):

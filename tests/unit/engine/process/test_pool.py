@@ -42,7 +42,7 @@ def test_a_worker_that_has_compiled_nothing_runs_any_probe():
 def test_a_shared_program_runs_every_size_and_no_other_program():
     assert not is_replaced(worker(), probe(4))
     assert not is_replaced(worker(), probe(64))
-    for other in (Compilation.EXACT, Compilation.EAGER, Compilation.REDUCED):
+    for other in (Compilation.EXACT, Compilation.EAGER):
         assert is_replaced(worker(), probe(4, compilation=other))
 
 

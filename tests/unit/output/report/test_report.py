@@ -206,7 +206,7 @@ def test_a_run_without_rounds_has_no_table_of_them(page):
 def test_whether_compiling_pays_stands_in_the_report_where_it_was_asked_for(tmp_path):
     run = make_run(tmp_path)
     eager = {"verdict": "unsure", "over_compiled": 1.05, "low": 0.62, "high": 1.78, "num_pairs": 5, "problem": ""}
-    eager |= {"compiled_timed_s": 0.5, "eager_timed_s": 0.6, "peak_memory_bytes": None, "asked": True}
+    eager |= {"compiled_timed_s": 0.5, "eager_timed_s": 0.6, "peak_memory_bytes": None}
     rewrite(run, eager=eager)
 
     for text in (html(read_report_data(run)), markdown(read_report_data(run))):
