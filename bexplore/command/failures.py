@@ -12,9 +12,12 @@ from bexplore.command.reports import Reports
 from bexplore.engine.protocol.failures import (
     COMPILER_MODULES,
     OUT_OF_MEMORY_MESSAGES,
+    RankEnd,
     ended_with,
     is_of_launcher,
     last_line,
+    read_ends_by_srun,
+    read_ends_by_torchrun,
     refusal_in_output,
     refusal_reason,
     signal_name,
@@ -27,10 +30,6 @@ _LOST = "the other ranks lost their connection to it"
 _LONGEST_REASON = 300  # characters
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?Traceback \(most recent call last\):$", re.MULTILINE)
 _RANK_PREFIX = re.compile(r"^\[?rank\d+\]?:\s?", re.MULTILINE)
-# The report of torch/distributed/elastic/multiprocessing/errors/__init__.py.
-_ROOT_CAUSE = re.compile(r"Root Cause.*?\n\s*rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", re.DOTALL)
-# What srun writes of tasks that end badly: src/srun/libsrun/launch.c.
-_SLURM_TASK = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (Killed|Out Of Memory|Segmentation fault)", re.M)
 # A signal as launchers tell it: torch.distributed.elastic, torch.multiprocessing, mpirun, subprocess.
 _SIGNALLED = re.compile(
     r"(?:exitcode\s*:?\s*-|exit code\s*:?\s*-|died with <Signals\.|(?:on|by|got|received|with) signal\s*:?\s*)"
@@ -102,21 +101,17 @@ def of_lost(log: str, reports: Reports) -> CommandFailure | None:
     """
     if not reports.errors or not all(map(_is_consequence, reports.errors)):
         return None
-    task = _SLURM_TASK.search(log)
-    if task is not None:
-        failure = _of_task(task, log)
+    roots = [one for one in read_ends_by_torchrun(log) if one.is_root_cause]
+    ends = [*read_ends_by_srun(log), *roots]
+    if ends:
+        failure = _of_rank_end(ends[0], log)
         return replace(failure, reason=f"{failure.reason}; {_LOST}")
-    root, told = _ROOT_CAUSE.search(log), {str(error["rank"]) for error in reports.errors}
+    told = {str(error["rank"]) for error in reports.errors}
     silent = sorted({str(one["rank"]) for one in reports.hellos if one["rank"] is not None} - told)
-    if root is not None:
-        which, ended_by = f"rank {root[1]}", signal_name(int(root[2]))
-        how = f"was killed by {ended_by}" if ended_by else ended_with(int(root[2]))
-    elif silent:
-        which, ended_by = f"rank {', '.join(silent)}", _signal_in(log)
-        how = f"was killed by {ended_by}" if ended_by else "ended"
-    else:
+    if not silent:
         return None
-    reason = f"{which} {how}; {_LOST}"
+    ended_by = _signal_in(log)
+    reason = f"rank {', '.join(silent)} {f'was killed by {ended_by}' if ended_by else 'ended'}; {_LOST}"
     return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log, ended_by=ended_by)
 
 
@@ -138,9 +133,9 @@ def of_end(
     if refused:
         reason = f"the command wrote: {refused}"[:_LONGEST_REASON]
         return CommandFailure(outcome=Outcome.OUT_OF_MEMORY, reason=reason, traceback_text=_last_traceback(log))
-    task = _SLURM_TASK.search(log)
-    if task is not None:
-        return _of_task(task, log)
+    of_tasks = read_ends_by_srun(log)
+    if of_tasks:
+        return _of_rank_end(of_tasks[0], log)
     ended_by = signal_name(return_code) or _signal_in(log)
     if lost_pid is not None or ended_by:
         rank = next((one.get("rank") for one in reports.hellos if one["pid"] == lost_pid), None)
@@ -163,15 +158,15 @@ def of_end(
     )
 
 
-def _of_task(task: re.Match[str], log: str) -> CommandFailure:
-    """Return the failure of a rank whose end srun tells; Slurm's limit of memory is that of the job's cgroup."""
-    number, end = task.groups()
-    if end == "Out Of Memory":
-        reason = f"Slurm ended rank {number} at the memory limit of the job"
+def _of_rank_end(end: RankEnd, log: str) -> CommandFailure:
+    """Return the failure of ranks whose end the launcher tells; Slurm's limit of memory is that of the job's cgroup."""
+    if end.return_code is None:
+        reason = f"Slurm ended rank {end.shown} at the memory limit of the job"
         return CommandFailure(outcome=Outcome.OUT_OF_MEMORY, reason=reason, traceback_text=log)
-    how = "was killed" if end == "Killed" else "ended with a segmentation fault"
-    ended_by = (signal.SIGKILL if end == "Killed" else signal.SIGSEGV).name
-    return CommandFailure(outcome=Outcome.CRASHED, reason=f"rank {number} {how}", traceback_text=log, ended_by=ended_by)
+    ended_by = signal_name(end.return_code)
+    how = f"was killed by {ended_by}" if ended_by else ended_with(end.return_code)
+    reason = f"rank {end.shown} {how}"
+    return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log, ended_by=ended_by)
 
 
 def _signal_in(log: str) -> str:

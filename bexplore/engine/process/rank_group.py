@@ -5,8 +5,6 @@ Ranks never agree on a failure by collectives: each has its own connection, and 
 
 from __future__ import annotations
 
-import dataclasses
-import re
 import shlex
 import signal
 import subprocess
@@ -26,10 +24,10 @@ from bexplore.engine.process.memory_watchdog import POLL_S, MemoryWatchdog
 from bexplore.engine.process.rank_listener import KEY_VARIABLE, LOOPBACK, Caller, RankListener
 from bexplore.engine.process.starting import new_mark, signal_group, start_process, waiting
 from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Patience, Progress
-from bexplore.engine.process.worker_process import CLOSED_PIPE_S, lost
+from bexplore.engine.process.worker_process import CLOSED_PIPE_S
 from bexplore.engine.protocol import messages
-from bexplore.engine.protocol.answers import blamed, merged, named
-from bexplore.engine.protocol.failures import classify_exit, ended_with, last_line
+from bexplore.engine.protocol.answers import blamed, merged, named, with_end_of_rank
+from bexplore.engine.protocol.failures import ended_with, last_line
 from bexplore.engine.protocol.messages import (
     FROM_RANK,
     Answer,
@@ -42,6 +40,7 @@ from bexplore.engine.protocol.messages import (
     Request,
     Whereabouts,
     WhereAreYou,
+    lost,
     receive,
     send,
 )
@@ -59,10 +58,6 @@ COLLECTIVE_LIMIT_S = 24 * 3600.0
 WHEREABOUTS_S = 1.0
 # A launcher has so long to end by itself once its ranks have. Killed, srun leaves its allocation behind. Seconds.
 LAUNCHER_END_S = 5.0
-# Source: the report of torch/distributed/elastic/multiprocessing/errors; srun's own lines ("task 1: Killed").
-_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL)
-_EXIT_OF_RANK = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
-_KILLED_TASK = re.compile(r"srun: error: .*?tasks? (\d+): (Killed|Out Of Memory|Segmentation fault|Aborted|Terminated)")
 
 
 @dataclass(slots=True)
@@ -359,25 +354,9 @@ class RankGroup:
         self.close()
         if refused is not None:
             return refused
-        named_by_launcher = _ROOT_CAUSE.search(self._log.tail_text())
-        rank = blamed(failures, root=int(named_by_launcher[1]) if named_by_launcher else None)
-        failure = self._with_exit(rank, failures[rank])
-        return named(failure, ranks[rank].hello, num_ranks=self._launcher.num_ranks)
-
-    def _with_exit(self, rank: int, failure: Failed) -> Failed:
-        """Return a failure of a rank that ended, with what its launcher wrote of its end."""
-        if not failure.has_ended or failure.outcome is not Outcome.CRASHED:
-            return failure
         log = self._log.tail_text()
-        ended = {int(one[1]): int(one[2]) for one in _EXIT_OF_RANK.finditer(log)}
-        killed = {int(one[1]): one[2] for one in _KILLED_TASK.finditer(log)}
-        if rank in ended:
-            told = classify_exit(ended[rank], killed_by_kernel=False, last_output=log, what="it")
-            return lost(told.outcome, told.reason, log, ended_by=told.ended_by)
-        if killed.get(rank) == "Out Of Memory":
-            return lost(Outcome.OUT_OF_MEMORY, "the scheduler ended it for its memory", log)
-        reason = f"it was ended: {killed[rank]}" if rank in killed else failure.reason
-        return dataclasses.replace(failure, reason=reason, traceback_text=log)
+        rank = blamed(failures, log)
+        return named(with_end_of_rank(failures[rank], rank, log), ranks[rank].hello, num_ranks=self._launcher.num_ranks)
 
     def close(self) -> None:
         """End all ranks, wait for their launcher, and end what is left; safe to call twice."""

@@ -20,7 +20,7 @@ from bexplore.engine.process.starting import new_mark, signal_group, start_proce
 from bexplore.engine.process.timeouts import Limits, Patience, Progress
 from bexplore.engine.protocol import messages
 from bexplore.engine.protocol.failures import classify_exit
-from bexplore.engine.protocol.messages import FROM_WORKER, Answer, Failed, Request, receive, send
+from bexplore.engine.protocol.messages import FROM_WORKER, Answer, Failed, Request, lost, receive, send
 from bexplore.host.blas_threads import users_environment
 from bexplore.host.machine import oom_kills
 from bexplore.measurement.probe import Outcome
@@ -179,9 +179,3 @@ class WorkerProcess:
         struck = oom_kills() > self._oom_kills_before
         failure = classify_exit(code, killed_by_kernel=struck, last_output=self._log.tail_text())
         return lost(failure.outcome, failure.reason, failure.traceback_text, ended_by=failure.ended_by)
-
-
-def lost(outcome: Outcome, reason: str, last_output: str = "", *, ended_by: str = "") -> Failed:
-    """Return the answer of a worker that ended, by a signal or by itself, or was given up, without one."""
-    details = {"ended_by": ended_by} if ended_by else {}
-    return Failed(outcome=outcome, reason=reason, traceback_text=last_output, details=details, has_ended=True)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bexplore.engine.protocol.failures import LOST_CONNECTION
-from bexplore.engine.protocol.messages import Done, Failed, Hello
+from bexplore.engine.protocol.failures import LOST_CONNECTION, classify_exit, read_ends_by_srun, read_ends_by_torchrun
+from bexplore.engine.protocol.messages import Done, Failed, Hello, lost
 from bexplore.host.records import read_fields
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.units import format_bytes
@@ -65,7 +65,7 @@ def charged(observation: Observation, ahead: Observation) -> Observation:
     )
 
 
-def blamed(failures: Mapping[int, Failed], *, root: int | None = None) -> int:
+def blamed(failures: Mapping[int, Failed], log: str = "") -> int:
     """Return the rank whose failure is the cause of the others'.
 
     A rank that died explains more than one that answers: a rank out of memory may still say so, but one that was killed
@@ -75,9 +75,10 @@ def blamed(failures: Mapping[int, Failed], *, root: int | None = None) -> int:
 
     Args:
         failures: By rank, in the order in which they were noticed.
-        root: Rank that the launcher names as the first to end; None for none.
+        log: What the launcher wrote; it may name the rank that was the first to end.
     """
-    return min(failures, key=lambda rank: (_precedence(failures[rank]), rank != root))
+    roots = [end.ranks[0] for end in read_ends_by_torchrun(log) if end.is_root_cause]
+    return min(failures, key=lambda rank: (_precedence(failures[rank]), rank not in roots))
 
 
 def _precedence(failure: Failed) -> int:
@@ -88,6 +89,20 @@ def _precedence(failure: Failed) -> int:
     if failure.has_ended:
         return 0
     return 1 if failure.outcome is Outcome.OUT_OF_MEMORY else 2
+
+
+def with_end_of_rank(failure: Failed, rank: int, log: str) -> Failed:
+    """Return a failure of a rank that ended, with what its launcher wrote of its end."""
+    if not failure.has_ended or failure.outcome is not Outcome.CRASHED:
+        return failure
+    ends = [*read_ends_by_torchrun(log), *read_ends_by_srun(log)]
+    end = next((one for one in ends if rank in one.ranks), None)
+    if end is None:
+        return dataclasses.replace(failure, traceback_text=log)
+    if end.return_code is None:
+        return lost(Outcome.OUT_OF_MEMORY, "the scheduler ended it for its memory", log)
+    told = classify_exit(end.return_code, killed_by_kernel=False, last_output=log, what="it")
+    return lost(told.outcome, told.reason, log, ended_by=told.ended_by)
 
 
 def named(failure: Failed, hello: Hello, *, num_ranks: int) -> Failed:

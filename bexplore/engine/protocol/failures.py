@@ -111,6 +111,20 @@ _LAUNCHER_TYPES = (
 )
 # torch/utils/data/_utils/signal_handling.py and torch/csrc/DataLoader.cpp.
 _LOADER_KILLED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: ([\w ]+)|exited unexpectedly)")
+# What srun writes of tasks that end badly, as strsignal(3) names it or as Slurm's limit of memory: its signal; None for
+# the limit. Source: src/srun/libsrun/launch.c, _task_finish.
+_ENDS_BY_SRUN: dict[str, signal.Signals | None] = {
+    "Killed": signal.SIGKILL,
+    "Out Of Memory": None,
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Terminated": signal.SIGTERM,
+    "Bus error": signal.SIGBUS,
+}
+_END_BY_SRUN = re.compile(rf"^srun: error: \S+: tasks? ([\d,-]+): ({'|'.join(_ENDS_BY_SRUN)})", re.MULTILINE)
+# The report of torch/distributed/elastic/multiprocessing/errors/__init__.py: each failed rank, the first one last.
+_END_BY_TORCHRUN = re.compile(r"^\s*rank\s*:\s*(\d+).*?^\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE | re.DOTALL)
+_ROOT_CAUSE = "Root Cause"
 _SHELL_STATUS = 128  # and the signal's number: POSIX, Shell Command Language, 2.8.2 Exit Status for Commands
 
 # The same, but each is also the text of other faults: it counts only where the device's memory was nearly full.
@@ -190,6 +204,43 @@ class Failure:
     is_sticky: bool = False
     is_in_compiler: bool = False
     ended_by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """How ranks ended, as their launcher wrote it.
+
+    Attributes:
+        ranks: Their numbers.
+        shown: The same as the launcher writes them, such as `1-3`.
+        return_code: As `subprocess` gives it; None where Slurm ended them at the memory limit of the job.
+        is_root_cause: Whether the launcher names it as the first failure.
+    """
+
+    ranks: tuple[int, ...]
+    shown: str
+    return_code: int | None
+    is_root_cause: bool = False
+
+
+def read_ends_by_srun(log: str) -> list[RankEnd]:
+    """Return the tasks that srun reports as ended by a signal or by Slurm, in the order of the log."""
+    found = []
+    for shown, end in _END_BY_SRUN.findall(log):
+        number = _ENDS_BY_SRUN[end]
+        ranges = [part.partition("-") for part in shown.split(",") if part.strip("-")]
+        ranks = [rank for first, _, last in ranges for rank in range(int(first), int(last or first) + 1)]
+        found.append(RankEnd(ranks=tuple(ranks), shown=shown, return_code=None if number is None else -number))
+    return found
+
+
+def read_ends_by_torchrun(log: str) -> list[RankEnd]:
+    """Return the failed ranks of torchrun's report, in its order: the root cause is the last."""
+    root_at = log.find(_ROOT_CAUSE)
+    return [
+        RankEnd(ranks=(int(one[1]),), shown=one[1], return_code=int(one[2]), is_root_cause=0 <= root_at < one.start())
+        for one in _END_BY_TORCHRUN.finditer(log)
+    ]
 
 
 def classify_exception(error: BaseException, *, device_is_full: Callable[[], bool] = lambda: False) -> Failure:

@@ -332,6 +332,12 @@ class Failed(Message):
             raise error
 
 
+def lost(outcome: Outcome, reason: str, last_output: str = "", *, ended_by: str = "") -> Failed:
+    """Return the answer of a worker that ended, by a signal or by itself, or was given up, without one."""
+    details = {"ended_by": ended_by} if ended_by else {}
+    return Failed(outcome=outcome, reason=reason, traceback_text=last_output, details=details, has_ended=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Message):
     """A request that is wrong, or an engine that cannot carry it out.

@@ -96,8 +96,10 @@ def test_without_any_words_the_reason_is_the_status():
 @pytest.mark.parametrize(
     ("end", "outcome", "reason"),
     [
-        ("task 1: Killed", Outcome.CRASHED, "rank 1 was killed"),
-        ("tasks 0-1: Segmentation fault (core dumped)", Outcome.CRASHED, "rank 0-1 ended with a segmentation fault"),
+        ("task 1: Killed", Outcome.CRASHED, "rank 1 was killed by SIGKILL"),
+        ("tasks 0-1: Segmentation fault (core dumped)", Outcome.CRASHED, "rank 0-1 was killed by SIGSEGV"),
+        ("tasks 1-3: Killed", Outcome.CRASHED, "rank 1-3 was killed by SIGKILL"),
+        ("task 2: Aborted (core dumped)", Outcome.CRASHED, "rank 2 was killed by SIGABRT"),
         ("task 1: Out Of Memory", Outcome.OUT_OF_MEMORY, "Slurm ended rank 1 at the memory limit of the job"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.engine.protocol.answers import blamed, merged, named
+from bexplore.engine.protocol.answers import blamed, merged, named, with_end_of_rank
 from bexplore.engine.protocol.messages import Done, Failed, Hello
 from bexplore.measurement.probe import Outcome
 
@@ -19,6 +19,18 @@ DIED = failed("it ended without an answer", has_ended=True)
 MEMORY = failed("the CPU allocator was refused memory", Outcome.OUT_OF_MEMORY)
 BUG = failed("ValueError: the labels and the logits differ")
 SURVIVOR = failed(LOST)
+# As torch.distributed.elastic writes it: each failed rank, and the first one last.
+REPORT = """
+[0]:
+  time      : 2026-11-23_23:00:00
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 29273)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-23_23:00:00
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 29274)
+"""
 SILENT = failed("no progress in stage 'passes' for 6 s", Outcome.TIMED_OUT, has_ended=True)
 
 
@@ -41,8 +53,28 @@ def test_the_cause_is_the_rank_that_died_then_that_without_memory_then_another_e
 
 
 def test_of_two_that_died_the_launcher_names_the_cause_else_the_first_that_was_noticed():
-    assert blamed({0: DIED, 1: DIED}, root=1) == 1
+    assert blamed({0: DIED, 1: DIED}, REPORT) == 1
     assert blamed({1: DIED, 0: DIED}) == 1
+
+
+@pytest.mark.parametrize(
+    ("log", "rank", "outcome", "reason"),
+    [
+        (REPORT, 1, Outcome.CRASHED, "it was ended by SIGKILL"),
+        (REPORT, 0, Outcome.CRASHED, "it exited with status 1 without an answer"),
+        ("srun: error: node-1: task 1: Killed\n", 1, Outcome.CRASHED, "it was ended by SIGKILL"),
+        ("srun: error: node-1: tasks 1-3,5: Killed\n", 2, Outcome.CRASHED, "it was ended by SIGKILL"),
+        ("srun: error: node-1: task 2: Aborted (core dumped)\n", 2, Outcome.CRASHED, "it was ended by SIGABRT"),
+        ("srun: error: node-1: task 0: Out Of Memory\n", 0, Outcome.OUT_OF_MEMORY, "the scheduler ended it for its"),
+        ("srun: error: node-1: task 1: Killed\n", 2, Outcome.CRASHED, DIED.reason),
+        ("", 0, Outcome.CRASHED, DIED.reason),
+    ],
+)
+def test_a_rank_that_ended_has_the_end_that_its_launcher_wrote(log, rank, outcome, reason):
+    found = with_end_of_rank(DIED, rank, log)
+
+    assert (found.outcome, found.reason[: len(reason)]) == (outcome, reason)
+    assert with_end_of_rank(BUG, rank, log) is BUG
 
 
 def test_a_failure_names_its_rank_and_ends_the_group():
