@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bexplore.job import Parallelism
-from bexplore.planning.collective_times import timed_collective
-from bexplore.planning.network_figures import Collective, NetworkFigures
-from bexplore.planning.step_costs import PassCost, StepCosts
+from bexplore.planning.costs import PassCost, StepCosts
+from bexplore.planning.network import Collective, NetworkFigures, TimedCollective
 
 
 def costs(**fields: Any) -> StepCosts:
@@ -50,7 +49,7 @@ def timed_network(speeds: dict[int, float], num_ranks: int = 2) -> NetworkFigure
     """A network whose all-reduces of some sizes have some bus bandwidths, bytes/s."""
     share = Collective.ALL_REDUCE.sent_share(num_ranks)
     timed = (
-        timed_collective(Collective.ALL_REDUCE, size, [share * size / speed] * 5, num_ranks)
+        TimedCollective.from_rounds(Collective.ALL_REDUCE, size, [share * size / speed] * 5, num_ranks)
         for size, speed in speeds.items()
     )
     return NetworkFigures(num_ranks=num_ranks, backend="gloo", timed=tuple(timed))

@@ -11,7 +11,7 @@ import click
 
 from bexplore.errors import UserInputError
 from bexplore.host.json_files import write_json
-from bexplore.planning.network_figures import FILE_NAME
+from bexplore.planning.network import FILE_NAME
 from bexplore.run.run_directory import open_run
 from bexplore.units import parse_bytes
 
@@ -45,10 +45,9 @@ def network(run: Path | None, output: Path | None, min_size: str, max_size: str,
     path = output or (Path(FILE_NAME) if run is None else (open_run(run).directory if is_first else run) / FILE_NAME)
     if is_first:
         _check_writable(path)  # now, and not when all is timed
-    from bexplore.planning.network_timing import NetworkOptions, time_network  # torch is behind it
+    from bexplore.planning.network_timing import time_network  # torch is behind it
 
-    options = NetworkOptions(smallest_bytes=smallest, largest_bytes=largest)
-    figures = time_network(options, lambda line: click.echo(line, err=as_json))
+    figures = time_network(smallest, largest, lambda line: click.echo(line, err=as_json))
     if figures is None:
         return
     record = dataclasses.asdict(figures)
@@ -64,11 +63,7 @@ def network(run: Path | None, output: Path | None, min_size: str, max_size: str,
 
 
 def _check_writable(path: Path) -> None:
-    """Make the folder of a file, and check that the file can be written.
-
-    Raises:
-        UserInputError: It cannot.
-    """
+    """Make the folder of a file, and check that the file can be written."""
     hint = "name a file in a folder that you may write to, by -o FILE"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,9 @@ from typing import Any
 import click
 
 from bexplore.cli.options import Common, common_options
-from bexplore.errors import UserInputError
-from bexplore.output.plan_table import plan_table
-from bexplore.planning.api import is_run, plan_source, plans_of
-from bexplore.planning.request import PlanRequest, Work
-from bexplore.planning.request_text import (
+from bexplore.cli.plan_options import (
+    name_options,
+    options_in_errors,
     parse_bandwidth,
     parse_batch_sizes,
     parse_devices,
@@ -23,6 +21,10 @@ from bexplore.planning.request_text import (
     parse_until,
     parse_whole,
 )
+from bexplore.errors import UserInputError
+from bexplore.output.plan_table import plan_table
+from bexplore.planning.api import is_run, plan_source, plans_of
+from bexplore.planning.request import PlanRequest, Work
 
 
 @click.command()
@@ -62,25 +64,25 @@ def plan(source: Path, common: Common, **options: Any) -> None:
       bexplore plan local_compile_train/job --tokens 300B --until 30d --price-per-device-hour 2.5
       bexplore plan job.yaml --device-name h100 --mfu 0.4 --tokens 1.4T --batch-size '4M tokens' --devices 256
     """
-    request, network = _request(options), _network(options)
+    network = _read_network(options)
     if common.overrides and is_run(source):
         raise UserInputError(
             f"--set {common.overrides[0]} changes a CONFIG, and {source} was measured as it is",
             hint="leave it out, or name the configuration in place of the run",
         )
-    found = plan_source(
-        source,
-        load=common.load_own_job,
-        device_name=options["device_name"],
-        model_dir=common.model_dir,
-        on_progress=common.report_wait,
-    )
-    plans = plans_of(found, request, network=network)
-    if not common.as_json:
-        click.echo(plan_table(plans))
-        return
-    for record in plans.records():
-        click.echo(json.dumps(record))
+    with options_in_errors():
+        request = _read_request(options)
+        found = plan_source(
+            source,
+            load=common.load_own_job,
+            device_name=options["device_name"],
+            model_dir=common.model_dir,
+            on_progress=common.report_wait,
+        )
+        plans = plans_of(found, request, network=network)
+    lines = [json.dumps(record) for record in plans.records()] if common.as_json else [plan_table(plans)]
+    for line in lines:
+        click.echo(name_options(line))
 
 
 # Option -> how its text is read.
@@ -106,7 +108,7 @@ def _read(options: dict[str, Any], name: str) -> Any:
     return parse_number(text, option, _NUMBERS[name]) if name in _NUMBERS else _READERS[name](text)
 
 
-def _request(options: dict[str, Any]) -> PlanRequest:
+def _read_request(options: dict[str, Any]) -> PlanRequest:
     given = {name: _read(options, name) for name in (*_WHOLE, *_NUMBERS, *_READERS)}
     effective_time, stages = given["effective_time"], given["pipeline_stages"]
     return PlanRequest(
@@ -125,7 +127,7 @@ def _request(options: dict[str, Any]) -> PlanRequest:
     )
 
 
-def _network(options: dict[str, Any]) -> Path | float | None:
+def _read_network(options: dict[str, Any]) -> Path | float | None:
     """Return the speeds between replicas, as stated or in the file that is named; None for those beside the run."""
     if options["bandwidth"] is not None and options["network"] is not None:
         raise UserInputError("--bandwidth and --network each give the speed between replicas", hint="keep one of them")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bexplore.planning.plan import SECONDS_PER_DAY, Plan
-from bexplore.planning.planner import Plans
-from bexplore.planning.step_costs import OtherSettings
+from bexplore.planning.costs import OtherSettings
+from bexplore.planning.plan import SECONDS_PER_DAY, Plans
+from bexplore.planning.step import Plan
 from bexplore.units import format_count, format_seconds, format_share
 
 _NO_VALUE = "-"
@@ -30,7 +30,7 @@ def plan_table(plans: Plans) -> str:
             *_basis(plans.plans),
             *_cautions(plans.plans),
             *(f"note: {note}" for note in plans.notes),
-            *_other_settings(plans.other_settings, plans.plans[0]),
+            *_other_settings(costs.other_settings, plans.plans[0]),
         ]
     ).rstrip()
 

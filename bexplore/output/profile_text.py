@@ -12,9 +12,8 @@ from bexplore.diagnosis.bottlenecks import NetworkEvidence, network_bottlenecks,
 from bexplore.errors import BexploreError
 from bexplore.measurement.profile import REGIONS, Profile, ProfiledCollective, ProfiledKernel
 from bexplore.planning.api import source_of_run
-from bexplore.planning.communication import communication_of
-from bexplore.planning.network_figures import Collective, NetworkFigures
-from bexplore.planning.step_costs import StepCosts
+from bexplore.planning.costs import StepCosts
+from bexplore.planning.network import Collective, NetworkFigures, find_communication
 from bexplore.run.run_directory import Run, open_run
 from bexplore.units import counted, format_bytes, format_seconds, format_share
 
@@ -108,6 +107,6 @@ def _explained_s(costs: StepCosts, figures: NetworkFigures, accumulation_steps: 
     """Return the seconds of all collectives of a pass, the mean over those of a step; None where bytes are unknown."""
     if costs.gradient_bytes is None or not costs.parallelism.is_distributed:
         return None
-    exchanged = communication_of(costs.parallelism, costs.gradient_bytes, num_blocks=costs.num_blocks)
+    exchanged = find_communication(costs.parallelism, costs.gradient_bytes, num_blocks=costs.num_blocks)
     inner_s = exchanged.seconds(figures, is_last=False)
     return inner_s + (exchanged.seconds(figures, is_last=True) - inner_s) / accumulation_steps

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError, require
-from bexplore.planning.from_run import costs_of_run
-from bexplore.planning.network_figures import FILE_NAME, NetworkFigures
-from bexplore.planning.plan import Plan
-from bexplore.planning.planner import Plans, make_plans
+from bexplore.planning.costs import StepCosts
+from bexplore.planning.network import FILE_NAME, NetworkFigures
+from bexplore.planning.plan import Plans, make_plans
 from bexplore.planning.request import PlanRequest
-from bexplore.planning.step_costs import StepCosts
+from bexplore.planning.sources import costs_of_config, costs_of_run
+from bexplore.planning.step import Plan
 from bexplore.run.run_directory import Run, find_runs, open_run
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSource:
-    """What plans are made from.
-
-    Attributes:
-        costs: Of a step.
-        network_path: What `bexplore network` wrote beside the run; None for none.
-    """
+    """What plans are made from: the costs of a step, and the file that `bexplore network` wrote beside the run."""
 
     costs: StepCosts
     network_path: Path | None = None
@@ -48,22 +43,18 @@ def plan_source(
     Args:
         path: A run, its log, the folder of all runs of a job, or a configuration.
         load: Reads the configuration; None for `load_config`.
-        device_name: As in `costs_of_config`.
-        model_dir: As in `costs_of_config`.
-        on_progress: As in `costs_of_config`.
-
-    Raises:
-        BexploreError: The run is unfinished, or a device is named for it; or the configuration cannot be traced.
+        device_name: The device of a configuration, present or not; None for this machine's.
+        model_dir: Folder of the worker's log; None for the configuration's own.
+        on_progress: Called with the workers' progress messages.
     """
     if is_run(path):
-        if device_name is not None:
-            raise UserInputError(
-                f'--device-name "{device_name}" names the device of a CONFIG, and {path} was measured on its own',
-                hint="leave it out, or name the configuration in place of the run",
-            )
+        require(
+            device_name is None,
+            f'`device_name` "{device_name}" names the device of a CONFIG, and {path} was measured on its own',
+            "leave it out, or name the configuration in place of the run",
+        )
         return source_of_run(open_run(path))
-    from bexplore.config.load import load_config  # these imports take longer than a plan of a run
-    from bexplore.planning.from_config import costs_of_config
+    from bexplore.config.load import load_config  # this import takes longer than a plan of a run
 
     config = (load or load_config)(path)
     costs = costs_of_config(config, device_name=device_name, model_dir=model_dir, on_progress=on_progress)
@@ -71,11 +62,7 @@ def plan_source(
 
 
 def source_of_run(run: Run) -> PlanSource:
-    """Read a run, and the network that was timed for it.
-
-    Raises:
-        UserInputError: The run is unfinished, or damaged.
-    """
+    """Read a run, and find the network that was timed for it."""
     beside = (folder / FILE_NAME for folder in (run.directory, run.directory.parent))
     return PlanSource(costs=costs_of_run(run), network_path=next((one for one in beside if one.exists()), None))
 
@@ -83,14 +70,13 @@ def source_of_run(run: Run) -> PlanSource:
 def plans_of(
     source: PlanSource, request: PlanRequest, *, network: NetworkFigures | Path | float | None = None
 ) -> Plans:
-    """Return the plans that are wanted.
+    """Return the plans that are asked for.
 
     Args:
+        source: What they are made from.
+        request: What is asked for.
         network: Speeds between replicas, the file that holds them, or one bus bandwidth in bytes/s; None for what
             `bexplore network` wrote beside the run.
-
-    Raises:
-        UserInputError: Nothing of it can be planned, or the network has no speed or a damaged file.
     """
     is_given, wanted = network is not None, source.network_path if network is None else network
     if isinstance(wanted, Path):
@@ -98,8 +84,8 @@ def plans_of(
     elif isinstance(wanted, int | float):
         require(
             math.isfinite(wanted) and wanted > 0,
-            f"a bandwidth of {wanted!r} bytes/s moves nothing",
-            "give it above 0, such as 50e9",
+            f"bandwidth must be above 0 bytes/s, not {wanted!r}",
+            "type it in bytes/s, such as 50e9",
         )
         wanted = NetworkFigures.stated(float(wanted))
     return make_plans(source.costs, request, wanted, is_network_given=is_given)
@@ -115,13 +101,15 @@ def plan(
     """Plan the training of a run or of a configuration.
 
     Args:
-        path: As in `plan_source`.
-        request: What is wanted; None for the file's own numbers.
-        network: As in `plans_of`.
-        device_name: As in `costs_of_config`.
+        path: A run, its log, the folder of all runs of a job, or a configuration.
+        request: What is asked for; None for the file's own numbers.
+        network: Speeds between replicas, the file that holds them, or one bus bandwidth in bytes/s; None for what
+            `bexplore network` wrote beside the run.
+        device_name: The device of a configuration, present or not; None for this machine's.
 
     Raises:
-        BexploreError: As in `plan_source` and `plans_of`.
+        BexploreError: The run is unfinished, the configuration cannot be traced, or nothing can be planned; the hint
+            has the nearest that can.
     """
     source = plan_source(Path(path), device_name=device_name)
     return plans_of(source, request or PlanRequest(), network=network)

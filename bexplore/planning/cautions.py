@@ -1,10 +1,10 @@
-"""What to know before a plan is used, each with its source."""
+"""What to know before a plan is used, and the global batches of published trainings by model size."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from bexplore.diagnosis.bottlenecks import LARGE_COMMUNICATION, LARGE_UPDATE
 from bexplore.job.batching import (
@@ -13,43 +13,53 @@ from bexplore.job.batching import (
     nearest,
     valid_global_batch_sizes,
 )
-from bexplore.planning.network_figures import NetworkFigures
-from bexplore.planning.plan import Plan
-from bexplore.planning.published import usual_batch_tokens
-from bexplore.planning.step_costs import StepCosts
+from bexplore.planning.costs import StepCosts
+from bexplore.planning.network import NetworkFigures
+from bexplore.planning.step import Plan
 from bexplore.run.bottleneck import PLAYBOOK
 from bexplore.units import counted, format_count, format_share
 
 # Samples/s that a doubled global batch must gain for it to be worth its larger batch. Source: a tenth of the factor of
 # two of google-research/tuning_playbook, "Determining the feasible batch sizes and estimating training throughput".
 LEAST_GAIN_OF_BATCH = 1.05
+# Parts of a step: the field of a plan, its name, the share above which it is named, and what makes it smaller.
+_LARGE_PARTS = (
+    ("update_s", "the update", LARGE_UPDATE, "more accumulation steps spread it"),
+    (
+        "communication_s",
+        "communication that computation does not hide",
+        LARGE_COMMUNICATION,
+        "more accumulation steps spread it, or fewer devices have less of it",
+    ),
+    ("bubble_s", "the pipeline's bubble", LARGE_UPDATE, "more accumulation steps fill it"),
+)
 
 
-def with_cautions(costs: StepCosts, plans: Sequence[Plan], network: NetworkFigures | None = None) -> tuple[Plan, ...]:
-    """Return the plans, each with its cautions.
+def find_cautions(costs: StepCosts, plan: Plan, plans: Sequence[Plan], network: NetworkFigures | None) -> Iterator[str]:
+    """Yield what to know of a plan, a sentence each.
 
     Args:
-        network: Speeds between replicas that plans may rest on.
+        costs: Of a step of its job.
+        plan: The plan.
+        plans: All plans of the request, itself included.
+        network: Speeds between replicas that the plan may rest on.
     """
-    return tuple(
-        dataclasses.replace(plan, cautions=(*plan.cautions, *_cautions(costs, plan, plans, network))) for plan in plans
-    )
-
-
-def _cautions(costs: StepCosts, plan: Plan, plans: Sequence[Plan], network: NetworkFigures | None) -> Iterator[str]:
-    yield from _of_batch(costs, plan)
-    yield from _of_parts(plan)
-    yield from _of_size(costs, plan)
-    if network is not None and plan.network is not None:
-        yield from _of_network(costs, plan, network)
+    yield from _check_batch(costs, plan)
+    for field, name, most, action in _LARGE_PARTS:
+        share = plan.share(getattr(plan, field))
+        if share is not None and share > most:
+            yield f"{name} is {format_share(share)} of the step: {action} ({PLAYBOOK}: fix the bottleneck first)"
+    yield from _check_size(costs, plan)
+    if network is not None and plan.network is not None and network.stated_bytes_per_s is None:
+        yield from _compare_network(costs, plan, network)
     if costs.is_measured:  # the speed of whole steps that is given for a trace is the same for every batch
-        yield from _of_growth(plan, plans)
+        yield from _check_growth(plan, plans)
 
 
-def _of_batch(costs: StepCosts, plan: Plan) -> Iterator[str]:
+def _check_batch(costs: StepCosts, plan: Plan) -> Iterator[str]:
     if costs.num_parameters is None or plan.global_batch_tokens is None:
         return
-    usual = usual_batch_tokens(costs.num_parameters)
+    usual = find_usual_batch(costs.num_parameters)
     if usual is None or usual.is_usual(plan.global_batch_tokens):
         return
     side = "less" if plan.global_batch_tokens < usual.low else "more"
@@ -60,23 +70,7 @@ def _of_batch(costs: StepCosts, plan: Plan) -> Iterator[str]:
     )
 
 
-def _of_parts(plan: Plan) -> Iterator[str]:
-    parts = (
-        ("the update", plan.share(plan.update_s), LARGE_UPDATE, "more accumulation steps spread it"),
-        (
-            "communication that computation does not hide",
-            plan.share(plan.communication_s),
-            LARGE_COMMUNICATION,
-            "more accumulation steps spread it, or fewer devices have less of it",
-        ),
-        ("the pipeline's bubble", plan.share(plan.bubble_s), LARGE_UPDATE, "more accumulation steps fill it"),
-    )
-    for name, share, most, action in parts:
-        if share is not None and share > most:
-            yield f"{name} is {format_share(share)} of the step: {action} ({PLAYBOOK}: mend the bottleneck first)"
-
-
-def _of_size(costs: StepCosts, plan: Plan) -> Iterator[str]:
+def _check_size(costs: StepCosts, plan: Plan) -> Iterator[str]:
     """Warn of a micro-batch smaller than the one that was found, or that fits."""
     size, useful = plan.micro_batch_size, costs.largest_useful_size
     if not size or size >= useful:
@@ -107,10 +101,8 @@ def _slowdown(costs: StepCosts, size: int, useful: int) -> float:
     return 0.0 if own is None or other is None else (own.seconds / size) / (other.seconds / useful) - 1
 
 
-def _of_network(costs: StepCosts, plan: Plan, network: NetworkFigures) -> Iterator[str]:
-    """Warn of a network that was timed between other ranks than those of the plan."""
-    if network.stated_bytes_per_s is not None:
-        return
+def _compare_network(costs: StepCosts, plan: Plan, network: NetworkFigures) -> Iterator[str]:
+    """Yield how the ranks between which a network was timed differ from those of the plan."""
     action = "time it on the machines that will train, by bexplore network"
     if network.num_ranks != plan.num_replicas:
         yield f"the network was timed between {network.num_ranks} ranks, and replicas are {plan.num_replicas}: {action}"
@@ -127,7 +119,7 @@ def _of_network(costs: StepCosts, plan: Plan, network: NetworkFigures) -> Iterat
         yield f'the network was timed between devices of "{timed}", and the job ran on "{own}": {action}'
 
 
-def _of_growth(plan: Plan, plans: Sequence[Plan]) -> Iterator[str]:
+def _check_growth(plan: Plan, plans: Sequence[Plan]) -> Iterator[str]:
     """Warn of a batch that is twice another's on the same devices and hardly faster."""
     same = sorted({one.global_batch_size: one for one in plans if one.num_devices == plan.num_devices}.items())
     for (small, before), (large, after) in itertools.pairwise(same):
@@ -137,3 +129,79 @@ def _of_growth(plan: Plan, plans: Sequence[Plan]) -> Iterator[str]:
                 f"a global batch of {large} has {gain:.2f}x the samples/s of {small}: the larger one is not faster, "
                 f"and takes as many samples or more to the same loss ({PLAYBOOK})"
             )
+
+
+# Parameters of models that are compared with each other: a factor either way. Source: a choice of presentation, so that
+# each model size from 100 million parameters on has at least three trainings.
+ALIKE = 4.0
+
+
+class PublishedBatch(NamedTuple):
+    """The global batch of a published training: `batch_tokens` of an optimizer step, the largest of the training."""
+
+    name: str
+    num_parameters: float
+    batch_tokens: float
+    source: str
+
+
+class UsualBatch(NamedTuple):
+    """The range of global batches of models of one size, tokens, and the trainings that it is from."""
+
+    low: float
+    high: float
+    sources: str
+
+    def is_usual(self, batch_tokens: float) -> bool:
+        """Whether a global batch lies in the range, as far as papers round it."""
+        return (1 - PRINTED_ROUNDING) * self.low <= batch_tokens <= (1 + PRINTED_ROUNDING) * self.high
+
+
+# Tokens of a batch where the source gives samples and their length; elsewhere as it is printed.
+PUBLISHED: tuple[PublishedBatch, ...] = (
+    PublishedBatch("GPT-3 125M", 125e6, 0.5e6, "arXiv 2005.14165, table 2.1"),
+    PublishedBatch("GPT-3 350M", 350e6, 0.5e6, "arXiv 2005.14165, table 2.1"),
+    PublishedBatch("GPT-3 760M", 760e6, 0.5e6, "arXiv 2005.14165, table 2.1"),
+    PublishedBatch("GPT-3 1.3B", 1.3e9, 1e6, "arXiv 2005.14165, table 2.1"),
+    PublishedBatch("GPT-3 2.7B", 2.7e9, 1e6, "arXiv 2005.14165, table 2.1"),
+    PublishedBatch("GPT-3 6.7B", 6.7e9, 2e6, "arXiv 2005.14165, table 2.1"),
+    PublishedBatch("GPT-3 13B", 13e9, 2e6, "arXiv 2005.14165, table 2.1"),
+    PublishedBatch("GPT-3 175B", 175e9, 3.2e6, "arXiv 2005.14165, table 2.1"),
+    PublishedBatch("Pythia 70M", 70e6, 1024 * 2048, "arXiv 2304.01373, section 2"),
+    PublishedBatch("Pythia 410M", 410e6, 1024 * 2048, "arXiv 2304.01373, section 2"),
+    PublishedBatch("Pythia 12B", 12e9, 1024 * 2048, "arXiv 2304.01373, section 2"),
+    PublishedBatch("TinyLlama 1.1B", 1.1e9, 1024 * 2048, "jzhang38/TinyLlama, README.md"),
+    PublishedBatch("OLMo 1B", 1.2e9, 2048 * 2048, "arXiv 2402.00838"),
+    PublishedBatch("SmolLM3 3B", 3.1e9, 576 * 4096, "Hugging Face blog, smollm3"),
+    PublishedBatch("LLaMA 7B", 6.7e9, 2048 * 2048, "arXiv 2302.13971, table 2"),
+    PublishedBatch("Skywork-13B", 13.85e9, 3906 * 4096, "arXiv 2310.19341, section 3.5"),
+    PublishedBatch("Nemotron-4 15B", 15e9, 1152 * 4096, "arXiv 2402.16819, table 2"),
+    PublishedBatch("BloombergGPT 50B", 50.6e9, 2048 * 2048, "arXiv 2303.17564, table 4"),
+    PublishedBatch("LLaMA 65B", 65.2e9, 2048 * 2048, "arXiv 2302.13971, table 2"),
+    PublishedBatch("OPT-175B", 175e9, 1024 * 2048, "arXiv 2205.01068, table 1"),
+    PublishedBatch("BLOOM 176B", 176e9, 2048 * 2048, "arXiv 2211.05100, table 3"),
+    PublishedBatch("Gopher 280B", 280e9, 3072 * 2048, "arXiv 2112.11446, appendix"),
+    PublishedBatch("Llama 3 405B", 405e9, 2048 * 8192, "arXiv 2407.21783, section 3.4.1"),
+    PublishedBatch("Megatron-Turing NLG 530B", 530e9, 1920 * 2048, "arXiv 2201.11990, section 2.4"),
+    PublishedBatch("PaLM 540B", 540e9, 2048 * 2048, "arXiv 2204.02311, section 5"),
+    PublishedBatch("Megatron 1T", 1008e9, 3072 * 2048, "arXiv 2104.04473, table 1"),
+)
+# Share beyond the range that is still usual. Source: papers print half a million for the 524,288 of 2^19.
+PRINTED_ROUNDING = 0.1
+# The most tokens of a batch of recent trainings of language models, and parameters from which models are meant.
+# Source: Hugging Face, The Ultra-Scale Playbook: 4 to 60 million tokens; the smallest above with 4 million has 1.2e9.
+MOST_RECENT_TOKENS, RECENT_PARAMETERS = 60e6, 1e9
+RECENT = "recent trainings: Hugging Face, The Ultra-Scale Playbook"
+
+
+def find_usual_batch(num_parameters: float) -> UsualBatch | None:
+    """Return the range of the global batches of published models of about a size; None where none is alike."""
+    alike = [one for one in PUBLISHED if 1 / ALIKE <= one.num_parameters / num_parameters <= ALIKE]
+    if not alike:
+        return None
+    low = min(alike, key=lambda one: one.batch_tokens)
+    high = max(alike, key=lambda one: one.batch_tokens)
+    sources = [f"{low.name}: {low.source}", f"{high.name}: {high.source}"]
+    if num_parameters < RECENT_PARAMETERS:
+        return UsualBatch(low.batch_tokens, high.batch_tokens, "; ".join(dict.fromkeys(sources)))
+    return UsualBatch(low.batch_tokens, MOST_RECENT_TOKENS, f"{sources[0]}; {RECENT}")

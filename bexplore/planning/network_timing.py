@@ -20,17 +20,17 @@ import torch.distributed as dist
 
 from bexplore.errors import EngineError, UserInputError
 from bexplore.host.machine import available_memory_bytes
-from bexplore.planning.collective_times import (
-    apart,
-    link_of,
-    most_bytes,
-    notes_on_bytes,
-    sizes_between,
-    slow_parts,
-    speed_text,
-    timed_collective,
+from bexplore.planning.network import (
+    Collective,
+    Link,
+    NetworkFigures,
+    TimedCollective,
+    explain_sent_bytes,
+    find_slow_parts,
+    format_bandwidth,
+    group_senders,
+    limit_tensor_bytes,
 )
-from bexplore.planning.network_figures import Collective, Link, NetworkFigures, TimedCollective
 from bexplore.units import format_bytes
 
 Report = Callable[[str], None]
@@ -44,19 +44,6 @@ LONGEST_ROUND_S = 10.0  # seconds of a collective, beyond which no larger one is
 LINK_BYTES = 64 * 2**20
 LINK_ROUNDS = 9  # enough for quartiles that one disturbed round does not move
 TIMEOUT = timedelta(minutes=5)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkOptions:
-    """What is timed.
-
-    Attributes:
-        smallest_bytes: The smallest tensor.
-        largest_bytes: The largest, where memory and time allow it.
-    """
-
-    smallest_bytes: int = SMALLEST_BYTES
-    largest_bytes: int = 8 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,22 +85,30 @@ class Ranks:
         return [float(value) for value in tensor]
 
 
-def time_network(options: NetworkOptions, report: Report = lambda line: None) -> NetworkFigures | None:
+def time_network(smallest_bytes: int, largest_bytes: int, report: Report = lambda line: None) -> NetworkFigures | None:
     """Time all collectives and links; return what was found on the first rank, and None on the others.
 
     Args:
+        smallest_bytes: Of the smallest tensor.
+        largest_bytes: Of the largest one, where memory and time allow it.
         report: Called on the first rank with a line for each collective.
 
     Raises:
-        UserInputError: No launcher started this process, or one rank alone.
+        UserInputError: No launcher started this process, or it started one rank alone.
         EngineError: The ranks cannot reach each other, or the smallest tensor does not fit.
     """
     with process_group() as ranks:
         say = report if ranks.rank == 0 else lambda line: None
-        largest = _largest(ranks, options)
+        largest = _limit_bytes(ranks, largest_bytes)
+        if largest < smallest_bytes:
+            raise EngineError(
+                f"only {format_bytes(largest)} fit into the memory that is free, and the smallest size is "
+                f"{format_bytes(smallest_bytes)}",
+                hint="free memory, or choose a smaller smallest size",
+            )
         say(HEADS)
-        timed = tuple(_time_all(ranks, options.smallest_bytes, largest, say))
-        links = _time_links(ranks, _bounded(ranks, LINK_BYTES))
+        timed = tuple(_time_all(ranks, smallest_bytes, largest, say))
+        links = _time_links(ranks, _limit_bytes(ranks, LINK_BYTES))
         if ranks.rank != 0:
             return None
         return NetworkFigures(
@@ -123,20 +118,16 @@ def time_network(options: NetworkOptions, report: Report = lambda line: None) ->
             device_name=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
             timed=timed,
             links=links,
-            slow=tuple(slow_parts(links)),
-            notes=tuple(notes_on_bytes(dist.get_backend(), ranks.num_ranks)),
+            slow=tuple(find_slow_parts(links)),
+            notes=tuple(explain_sent_bytes(dist.get_backend(), ranks.num_ranks)),
             made_at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-            versions=_versions(),
+            versions=_find_versions(),
         )
 
 
 @contextmanager
 def process_group() -> Iterator[Ranks]:
-    """Join the ranks that a launcher started.
-
-    Raises:
-        UserInputError, EngineError: As in `time_network`.
-    """
+    """Join the ranks that a launcher started."""
     local_rank = check_launched(os.environ)
     is_cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if is_cuda else torch.device("cpu")
@@ -157,11 +148,7 @@ def process_group() -> Iterator[Ranks]:
 
 
 def check_launched(environment: Mapping[str, str]) -> int:
-    """Check what a launcher tells this process; return its number on this host.
-
-    Raises:
-        UserInputError: No launcher started this process, or one rank alone, or it tells no number.
-    """
+    """Check what a launcher tells this process; return its number on this host."""
     hint = "type torchrun --nproc-per-node 2 -m bexplore network, on every node"
     if not all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")):
         raise UserInputError("no launcher started this process", hint=hint)
@@ -170,56 +157,42 @@ def check_launched(environment: Mapping[str, str]) -> int:
         if not text.isdecimal():
             raise UserInputError(f"{name}={text} in the environment is not a number", hint=f"unset it, or {hint}")
     if int(told["WORLD_SIZE"]) < 2:
-        raise UserInputError("one rank alone has no network", hint=hint)
+        raise UserInputError("bexplore network needs at least two ranks", hint=hint)
     return int(told["LOCAL_RANK"])
 
 
 def _time_all(ranks: Ranks, smallest: int, largest: int, report: Report) -> Iterator[TimedCollective]:
     for collective in Collective:
-        for num_bytes in sizes_between(smallest, largest):
+        num_bytes = smallest
+        while num_bytes <= largest:
             timed = time_collective(ranks, collective, num_bytes)
-            report(_line(timed))
+            report(_format_row(timed))
             yield timed
             if timed.median_s > LONGEST_ROUND_S:
                 break
+            num_bytes *= 2
 
 
-def _largest(ranks: Ranks, options: NetworkOptions) -> int:
-    """Return the bytes of the largest tensor that is wanted and fits.
-
-    Raises:
-        EngineError: Not even the smallest fits.
-    """
-    largest = _bounded(ranks, options.largest_bytes)
-    if largest < options.smallest_bytes:
-        raise EngineError(
-            f"only {format_bytes(largest)} fit into the memory that is free, and the smallest size is "
-            f"{format_bytes(options.smallest_bytes)}",
-            hint="free memory, or give a smaller --min-size",
-        )
-    return largest
-
-
-def _bounded(ranks: Ranks, num_bytes: int) -> int:
+def _limit_bytes(ranks: Ranks, num_bytes: int) -> int:
     """Return a number of bytes, or the largest that every rank can hold."""
     is_cuda = ranks.device.type == "cuda"
     free = torch.cuda.mem_get_info(ranks.device)[0] if is_cuda else available_memory_bytes()
-    (most,) = ranks.largest([-most_bytes(free, 1 if is_cuda else ranks.num_here)])
+    (most,) = ranks.largest([-limit_tensor_bytes(free, 1 if is_cuda else ranks.num_here)])
     return min(num_bytes, int(-most))
 
 
 def time_collective(ranks: Ranks, collective: Collective, num_bytes: int) -> TimedCollective:
     """Time one collective of one size: a warm-up, then rounds until these suffice."""
-    run, whole_bytes = _made(ranks, collective, num_bytes)
+    run, whole_bytes = _prepare(ranks, collective, num_bytes)
     run()
-    (first_s,) = ranks.largest([_round_s(ranks, run, 1)])
+    (first_s,) = ranks.largest([_time_round(ranks, run, 1)])
     back_to_back = max(1, min(MAX_BACK_TO_BACK, math.ceil(BACK_TO_BACK_S / first_s)))
     num_rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, math.ceil(ROUNDS_S / (first_s * back_to_back))))
-    times_s = ranks.largest([_round_s(ranks, run, back_to_back) for _ in range(num_rounds)])
-    return timed_collective(collective, whole_bytes, times_s, ranks.num_ranks)
+    times_s = ranks.largest([_time_round(ranks, run, back_to_back) for _ in range(num_rounds)])
+    return TimedCollective.from_rounds(collective, whole_bytes, times_s, ranks.num_ranks)
 
 
-def _made(ranks: Ranks, collective: Collective, num_bytes: int) -> tuple[Callable[[], object], int]:
+def _prepare(ranks: Ranks, collective: Collective, num_bytes: int) -> tuple[Callable[[], object], int]:
     """Return a collective that is ready to run, and the bytes of its whole tensor: a multiple of the ranks."""
     of_rank = max(1, num_bytes // 4 // ranks.num_ranks)
     whole = torch.zeros(of_rank * ranks.num_ranks, dtype=torch.float32, device=ranks.device)
@@ -235,7 +208,7 @@ def _made(ranks: Ranks, collective: Collective, num_bytes: int) -> tuple[Callabl
     return runs[collective], whole.numel() * whole.element_size()
 
 
-def _round_s(ranks: Ranks, run: Callable[[], object], back_to_back: int) -> float:
+def _time_round(ranks: Ranks, run: Callable[[], object], back_to_back: int) -> float:
     """Return the seconds of a collective, the mean of some that run back to back."""
     ranks.wait_for_all()
     began = time.perf_counter()
@@ -255,19 +228,19 @@ def _time_links(ranks: Ranks, num_bytes: int) -> tuple[Link, ...]:
     rounds: list[list[float]] = []
     for _ in range(LINK_ROUNDS + 1):
         speeds = [0.0] * count  # by sender; each receiver knows its own
-        for group in apart(count):
-            spent_s = _send_round_s(ranks, tensor, group)
+        for group in group_senders(count):
+            spent_s = _time_send(ranks, tensor, group)
             if spent_s is not None:
                 speeds[(ranks.rank - 1) % count] = tensor.numel() * tensor.element_size() / spent_s
         rounds.append(ranks.largest(speeds))
     measured = rounds[1:]  # the first warms up
     return tuple(
-        link_of(pair, (ranks.hosts[pair[0]], ranks.hosts[pair[1]]), [speeds[pair[0]] for speeds in measured])
+        Link.from_rounds(pair, (ranks.hosts[pair[0]], ranks.hosts[pair[1]]), [speeds[pair[0]] for speeds in measured])
         for pair in ((sender, (sender + 1) % count) for sender in range(count))
     )
 
 
-def _send_round_s(ranks: Ranks, tensor: torch.Tensor, senders: set[int]) -> float | None:
+def _time_send(ranks: Ranks, tensor: torch.Tensor, senders: set[int]) -> float | None:
     """Send a tensor to the next rank; return the seconds on a receiver, None on the others."""
     previous, following = (ranks.rank - 1) % ranks.num_ranks, (ranks.rank + 1) % ranks.num_ranks
     ranks.wait_for_all()
@@ -286,14 +259,13 @@ def _send_round_s(ranks: Ranks, tensor: torch.Tensor, senders: set[int]) -> floa
 HEADS = f"{'collective':<15} {'size':>9}  {'median':>13} {'algorithm':>11} {'bus':>11}  spread"
 
 
-def _line(timed: TimedCollective) -> str:
-    return (
-        f"{timed.collective:<15} {format_bytes(timed.num_bytes):>9}  {1e3 * timed.median_s:>10.3f} ms "
-        f"{speed_text(timed.algorithm_bytes_per_s):>11} {speed_text(timed.bus_bytes_per_s):>11}  ±{timed.spread:.0%}"
-    )
+def _format_row(timed: TimedCollective) -> str:
+    algorithm, bus = format_bandwidth(timed.algorithm_bytes_per_s), format_bandwidth(timed.bus_bytes_per_s)
+    size, median = format_bytes(timed.num_bytes), f"{1e3 * timed.median_s:.3f} ms"
+    return f"{timed.collective:<15} {size:>9}  {median:>13} {algorithm:>11} {bus:>11}  ±{timed.spread:.0%}"
 
 
-def _versions() -> dict[str, str]:
+def _find_versions() -> dict[str, str]:
     found = {"torch": str(torch.__version__)}
     if torch.cuda.is_available():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))

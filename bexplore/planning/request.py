@@ -1,61 +1,83 @@
-"""What a plan is wanted for: so much training, with such batches, on so many devices, until then, at that price."""
+"""A plan request: amount of training, batch sizes, devices, deadline, price.
+
+Messages of this room name a field in backquotes, as `tokens` or `tokens=300e9`; the command line shows its option.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from bexplore.errors import UserInputError
+from bexplore.errors import UserInputError, require
 
 MOST_DEVICES = 10**6  # as many as a degree of `explore.parallelism` may have
 _MOST_EPOCHS = 10**6  # beyond, the number is a slip
 _MOST_THINGS = 10**18  # as `parse_count` takes
 
 
-def check_above_0(value: Any, option: str, example: str, most: float = math.inf, *, is_whole: bool = False) -> None:
-    """Check a number that is above 0 and at most so much; None is not checked.
+class _Limits(NamedTuple):
+    """The numbers that a field may have: above 0, and at most `most`."""
 
-    Raises:
-        UserInputError: It is not, or is no whole number.
-    """
+    example: str
+    most: float = math.inf
+    is_whole: bool = False
+
+
+_LIMITS_OF_WORK = {
+    "tokens": _Limits("300e9", _MOST_THINGS),
+    "samples": _Limits("1.2e6", _MOST_THINGS),
+    "steps": _Limits("10000", _MOST_THINGS, is_whole=True),
+    "dataset_size": _Limits("10000", _MOST_THINGS, is_whole=True),
+    "epochs": _Limits("3", _MOST_EPOCHS),
+}
+_LIMITS_OF_REQUEST = {
+    "until_s": _Limits("2592000"),
+    "price_per_device_hour": _Limits("2.5"),
+    "tensor_parallel_degree": _Limits("8", MOST_DEVICES, is_whole=True),
+    "pipeline_stages": _Limits("4", MOST_DEVICES, is_whole=True),
+    "effective_time": _Limits("0.9", 1),
+    "overlap": _Limits("0.8", 1),
+    "mfu": _Limits("0.4", 1),
+    "hfu": _Limits("0.5", 1),
+}
+
+
+def _check_fields(owner: Any, limits: Mapping[str, _Limits]) -> None:
+    for field, limit in limits.items():
+        _check_number(getattr(owner, field), field, limit)
+
+
+def _check_number(value: Any, field: str, limits: _Limits) -> None:
     if value is None:
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not 0 < value <= most:
-        limit = "" if math.isinf(most) else f" and at most {most:,}"
-        raise UserInputError(
-            f"{option} must be a number above 0{limit}, not {value!r}", hint=f"type {option} {example}"
-        )
-    if is_whole and value != int(value):
+    at_most = "" if math.isinf(limits.most) else f" and at most {limits.most:,}"
+    require(
+        is_number and 0 < value <= limits.most,
+        f"`{field}` must be a number above 0{at_most}, not {value!r}",
+        f"type `{field}={limits.example}`",
+    )
+    if limits.is_whole and value != int(value):
         near = " or ".join(str(number) for number in (math.floor(value), math.ceil(value)) if number)
-        raise UserInputError(f"{option} must be a whole number, not {value!r}", hint=f"type {option} {near}")
+        raise UserInputError(f"`{field}` must be a whole number, not {value!r}", hint=f"type `{field}={near}`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """A number of samples or of tokens.
-
-    Attributes:
-        number: Of them.
-        is_tokens: Whether tokens are counted.
-    """
+    """A number of samples, or of tokens."""
 
     number: float
     is_tokens: bool = False
 
-    def in_samples(self, tokens_per_sample: float | None, name: str) -> float:
-        """Return it in samples.
-
-        Raises:
-            UserInputError: Tokens are counted, and the samples have none.
-        """
+    def in_samples(self, tokens_per_sample: float | None, field: str) -> float:
+        """Return it in samples; `field` names it where the samples have no tokens."""
         if not self.is_tokens:
             return self.number
         if tokens_per_sample is None:
             raise UserInputError(
-                f"{name} counts tokens, and samples of this job have none: no sequence length is known",
-                hint=f"give {name} in samples",
+                f"`{field}` counts tokens, and no sequence length is known of this job", hint="give it in samples"
             )
         return self.number / tokens_per_sample
 
@@ -86,6 +108,9 @@ class Work:
         steps: Optimizer steps.
         epochs: Times over the data set.
         dataset_size: Samples of the data set; belongs to `epochs`.
+
+    Raises:
+        UserInputError: An amount is not positive, or two amounts conflict.
     """
 
     tokens: float | None = None
@@ -95,25 +120,18 @@ class Work:
     dataset_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Check that the amounts are possible, and do not contradict each other.
-
-        Raises:
-            UserInputError: They are not, or do.
-        """
-        for name in ("tokens", "samples"):
-            check_above_0(getattr(self, name), f"--{name}", "300B", _MOST_THINGS)
-        for name, option in (("steps", "--steps"), ("dataset_size", "--dataset-size")):
-            check_above_0(getattr(self, name), option, "10000", _MOST_THINGS, is_whole=True)
-        check_above_0(self.epochs, "--epochs", "3", _MOST_EPOCHS)
-        names = [name for name in ("tokens", "samples", "steps", "epochs") if getattr(self, name) is not None]
-        if len(names) > 1:
-            given = " and ".join(f"--{name}" for name in names)
+        _check_fields(self, _LIMITS_OF_WORK)
+        given = [name for name in ("tokens", "samples", "steps", "epochs") if getattr(self, name) is not None]
+        if len(given) > 1:
+            names = " and ".join(f"`{name}`" for name in given)
             raise UserInputError(
-                f"{given} each say how much is trained, and cannot be mixed", hint=f"keep one, such as --{names[0]}"
+                f"{names} each say how much is trained, and cannot be mixed", hint=f"keep one, such as `{given[0]}`"
             )
-        if (self.epochs is None) != (self.dataset_size is None):
-            there, missing = ("epochs", "dataset-size") if self.dataset_size is None else ("dataset-size", "epochs")
-            raise UserInputError(f"--{there} needs --{missing} beside it", hint=f"type --{there} and --{missing}")
+        require(
+            (self.epochs is None) == (self.dataset_size is None),
+            "`epochs` and `dataset_size` belong together: one needs the other",
+            "type `epochs=3` and `dataset_size=10000`",
+        )
 
     @property
     def is_given(self) -> bool:
@@ -121,27 +139,21 @@ class Work:
         return any(value is not None for value in (self.tokens, self.samples, self.steps, self.epochs))
 
     def num_steps(self, batch_size: int, tokens_per_sample: float | None) -> int:
-        """Return the optimizer steps with a global batch size; of an epoch, the last batch counts whole.
-
-        Raises:
-            UserInputError: Tokens are given, and samples have none.
-        """
+        """Return the optimizer steps with a global batch size; of an epoch, the last batch counts whole."""
         if self.steps is not None:
             return self.steps
         if self.epochs is not None:
             assert self.dataset_size is not None  # checked when it was made
             return max(1, math.ceil(self.epochs * math.ceil(self.dataset_size / batch_size)))
-        amount = (
-            Amount(number=self.samples)
-            if self.samples is not None
-            else Amount(number=self.tokens or 0.0, is_tokens=True)
-        )
-        return max(1, math.ceil(amount.in_samples(tokens_per_sample, "--tokens") / batch_size))
+        samples = self.samples
+        if samples is None:
+            samples = Amount(number=self.tokens or 0.0, is_tokens=True).in_samples(tokens_per_sample, "tokens")
+        return max(1, math.ceil(samples / batch_size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What a plan is wanted for. None and empty mean: as in the file.
+    """A plan request. None and empty mean: as in the file.
 
     Attributes:
         work: How much is trained.
@@ -156,6 +168,9 @@ class PlanRequest:
         mfu: Model-flops utilization of a whole step, 0 to 1; for plans from a trace.
         hfu: Hardware-flops utilization of a whole step, recomputation counted, likewise.
         rate: Samples or tokens per second of one device in a whole step; for plans from a trace.
+
+    Raises:
+        UserInputError: A value is out of its range.
     """
 
     work: Work = Work()
@@ -172,27 +187,14 @@ class PlanRequest:
     rate: Amount | None = None
 
     def __post_init__(self) -> None:
-        """Check that what is wanted is possible at all.
-
-        Raises:
-            UserInputError: It is not.
-        """
-        for one in self.batch_sizes:
-            check_above_0(one.number, "--batch-size", "512", _MOST_THINGS, is_whole=not one.is_tokens)
-        check_above_0(self.until_s, "--until", "30d")
-        check_above_0(self.price_per_device_hour, "--price-per-device-hour", "2.5")
-        check_above_0(self.tensor_parallel_degree, "--tensor-parallel", "8", MOST_DEVICES, is_whole=True)
-        check_above_0(self.pipeline_stages, "--pipeline-stages", "4", MOST_DEVICES, is_whole=True)
-        check_above_0(self.effective_time, "--effective-time", "0.9", 1)
-        check_above_0(self.mfu, "--mfu", "0.4", 1)
-        check_above_0(self.hfu, "--hfu", "0.5", 1)
-        if self.overlap != 0:
-            check_above_0(self.overlap, "--overlap", "0.8", 1)
+        no_overlap = {"overlap"} if self.overlap == 0 else set()
+        _check_fields(self, {name: limits for name, limits in _LIMITS_OF_REQUEST.items() if name not in no_overlap})
+        for batch in self.batch_sizes:
+            _check_number(batch.number, "batch_sizes", _Limits("512", _MOST_THINGS, is_whole=not batch.is_tokens))
         if self.rate is not None:
-            check_above_0(self.rate.number, "--throughput", "'24000 tokens/s'")
+            _check_number(self.rate.number, "rate", _Limits("24000 tokens/s"))
 
     @property
     def speeds(self) -> list[str]:
-        """Options that give the speed of whole steps, update and communication included."""
-        given = {"--mfu": self.mfu, "--hfu": self.hfu, "--throughput": self.rate}
-        return [name for name, value in given.items() if value is not None]
+        """Fields that give the speed of whole steps, update and communication included."""
+        return [name for name in ("mfu", "hfu", "rate") if getattr(self, name) is not None]

@@ -15,9 +15,9 @@ from bexplore.errors import BexploreError
 from bexplore.output.plan_table import plan_table
 from bexplore.output.report.page import html, markdown
 from bexplore.output.report.report_data import read_report_data
-from bexplore.planning.planner import make_plans
+from bexplore.planning.costs import OtherSettings
+from bexplore.planning.plan import make_plans
 from bexplore.planning.request import PlanRequest
-from bexplore.planning.step_costs import OtherSettings
 from bexplore.run.run_directory import open_run
 from tests.planning_builders import costs, traced
 from tests.run_builders import make_run
@@ -86,7 +86,7 @@ def test_json_has_one_event_a_line(run):
         (("--until", "30"), "type --until 30d"),
         (("--batch-size", "1,000,000"), "--batch-size 1000000"),
         (("--bandwidth", "50"), "50GB/s"),
-        (("--bandwidth", "50gb/s"), "b is a bit and B a byte"),
+        (("--bandwidth", "50gb/s"), "is ambiguous: write Gbit/s or GB/s"),
         (("--tensor-parallel", "1e20"), "--tensor-parallel"),
         (("--pipeline-stages", "0"), "--pipeline-stages"),
         (("--device-name", "nothing"), "measured on its own"),
@@ -105,7 +105,7 @@ def test_lines_of_some_plans_name_their_devices_and_what_is_refused_names_what_t
     text = printed(run, "--tokens", "1B", "--devices", "1,3,8", "--bandwidth", "100GB/s")
     assert "basis (8 devices): communication" in text
     assert "basis (1 devices)" not in text
-    assert "  3, batch 64: 3 replicas cannot share" in text
+    assert "  3, batch 64: a global batch of 64 samples cannot be divided among 3 replicas" in text
     assert "type --batch-size 63 or 66, or --devices 2 or 4" in text
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.planning.collective_times import sent_share
-from bexplore.planning.network_figures import Collective, NetworkFigures
+from bexplore.planning.network import Collective, NetworkFigures, find_sent_share
 from tests.builders import ROOT
 from tests.jobs.network_reckoning import NUM_BYTES
 
@@ -79,7 +78,7 @@ def test_the_bytes_that_each_rank_sends_are_those_that_the_kernel_counts(reckone
     num_ranks, found = reckoned
     assert set(found) == set(Collective)
     for name, one in found.items():
-        share = sent_share("gloo", Collective(name), num_ranks)
+        share = find_sent_share("gloo", Collective(name), num_ranks)
         assert one["sent_bytes"] == pytest.approx(share * NUM_BYTES, rel=0.05), name
 
 
@@ -87,7 +86,7 @@ def test_the_bus_bandwidth_is_the_bytes_on_the_wire_over_seconds_of_another_cloc
     num_ranks, found = reckoned
     for name, one in found.items():
         collective = Collective(name)
-        counted_share = collective.sent_share(num_ranks) / sent_share("gloo", collective, num_ranks)
+        counted_share = collective.sent_share(num_ranks) / find_sent_share("gloo", collective, num_ranks)
         expected = counted_share * one["sent_bytes"] / one["seconds"]
         assert expected / ANY_LOAD < one["bus_bytes_per_s"] < expected * ANY_LOAD, name
 
@@ -111,7 +110,7 @@ BAD_WISHES = {
     "a smallest size above the largest": (("--min-size", "2MiB", "--max-size", "1MiB"), {}, "is above --max-size 1MiB"),
     "a number of ranks that is none": ((), {"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc"),
     "a rank that is none": ((), {"RANK": "x"}, "RANK=x"),
-    "one rank": ((), {"WORLD_SIZE": "1"}, "one rank alone"),
+    "one rank": ((), {"WORLD_SIZE": "1"}, "at least two ranks"),
 }
 
 

@@ -31,16 +31,14 @@ ORDER = {
     "open_start runner",
     "run": "bottleneck parallel_result lengths_result settings_result result journal run_directory selection "
     "fingerprint events event_records",
-    "diagnosis": "bottlenecks",
+    "diagnosis": "rules bottlenecks",
     "exploration": "estimated memory_budget setup emulated variants estimate finish base command job",
     "actions": "apply one_shot doctor",
-    "planning": "network_figures collective_times network_timing communication request request_text step_costs "
-    "layout nearest rank_memory step_communication step published plan cautions request_checks planner from_run "
-    "from_config api",
+    "planning": "network network_timing request costs layout step cautions plan sources api",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot tables guard_table guard_ci plan_table event_files bexp settings_text lengths_text profile_text "
     "summary live_view console report",
-    "cli": "streams entry options setup apply explore guard one_shot plan network offline",
+    "cli": "streams entry options setup apply explore guard one_shot plan_options plan network offline",
 }
 
 # Package -> the only places that may import it.

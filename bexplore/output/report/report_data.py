@@ -15,7 +15,7 @@ from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.probe import Observation
 from bexplore.measurement.profile import Profile
 from bexplore.planning.api import plan_of_file
-from bexplore.planning.plan import Plan
+from bexplore.planning.step import Plan
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
 from bexplore.run.selection import program_of_answer

@@ -13,9 +13,8 @@ from bexplore.measurement.profile import ProfiledCollective
 from bexplore.output.profile_text import network_evidence
 from bexplore.output.report.page import bottlenecks
 from bexplore.output.report.report_data import read_report_data
-from bexplore.planning.collective_times import link_of
-from bexplore.planning.from_run import costs_of_run
-from bexplore.planning.network_figures import FILE_NAME
+from bexplore.planning.network import FILE_NAME, Link
+from bexplore.planning.sources import costs_of_run
 from tests.planning_builders import timed_network
 from tests.run_builders import make_run
 
@@ -35,7 +34,7 @@ def run(tmp_path):
     meta = run.meta()
     job = dataclasses.replace(from_record(Job, meta["job"]), parallelism=Parallelism(data_parallel_replicate_degree=2))
     (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_record(), "batch_size": 64}))
-    links = (link_of((0, 1), ("a", "a"), [1e9] * 3), link_of((1, 0), ("a", "a"), [3e9] * 3))
+    links = (Link.from_rounds((0, 1), ("a", "a"), [1e9] * 3), Link.from_rounds((1, 0), ("a", "a"), [3e9] * 3))
     figures = dataclasses.replace(timed_network({1: SPEED, 2**30: SPEED}), links=links, slow=("rank 1 is slow",))
     (run.directory / FILE_NAME).write_text(json.dumps(dataclasses.asdict(figures)))
     return run

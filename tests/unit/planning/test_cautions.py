@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from bexplore.planning.network_figures import NetworkFigures
-from bexplore.planning.planner import make_plans
-from bexplore.planning.published import PUBLISHED, usual_batch_tokens
+from bexplore.planning.cautions import PUBLISHED, find_usual_batch
+from bexplore.planning.costs import PassCost
+from bexplore.planning.network import NetworkFigures
+from bexplore.planning.plan import make_plans
 from bexplore.planning.request import Amount, Devices, PlanRequest
-from bexplore.planning.step_costs import PassCost
 from tests.planning_builders import costs, timed_network, traced
 
 FAST = NetworkFigures.stated(1e15)
@@ -32,10 +32,10 @@ def test_a_batch_outside_of_what_is_usual_for_the_models_size_names_the_range_an
 
 def test_every_size_of_model_that_is_trained_today_has_a_usual_batch():
     for number in (100e6, 1e9, 7e9, 13e9, 70e9, 175e9, 405e9, 1e12):
-        usual = usual_batch_tokens(number)
+        usual = find_usual_batch(number)
         assert usual is not None
         assert usual.low <= usual.high
-    assert usual_batch_tokens(1e3) is None
+    assert find_usual_batch(1e3) is None
 
 
 def test_an_update_above_a_tenth_of_the_step_is_told():
@@ -85,20 +85,20 @@ TRAININGS = {
 @pytest.mark.parametrize("name", TRAININGS)
 def test_no_published_training_has_an_unusual_batch(name):
     num_parameters, samples, length = TRAININGS[name]
-    assert usual_batch_tokens(num_parameters).is_usual(samples * length)
+    assert find_usual_batch(num_parameters).is_usual(samples * length)
 
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: one.name)
 def test_no_batch_of_the_table_is_unusual_in_tokens_of_a_power_of_two(published):
-    usual = usual_batch_tokens(published.num_parameters)
+    usual = find_usual_batch(published.num_parameters)
     assert usual.is_usual(published.batch_tokens)
     assert usual.is_usual(1.048576 * published.batch_tokens)
 
 
 def test_batches_of_recent_trainings_are_usual_for_models_of_a_billion_parameters_on():
-    assert usual_batch_tokens(1e9).is_usual(60e6)
-    assert not usual_batch_tokens(1e9).is_usual(70e6)
-    assert not usual_batch_tokens(125e6).is_usual(60e6)
+    assert find_usual_batch(1e9).is_usual(60e6)
+    assert not find_usual_batch(1e9).is_usual(70e6)
+    assert not find_usual_batch(125e6).is_usual(60e6)
 
 
 def test_a_smaller_size_than_the_one_that_was_found_names_the_batches_that_it_divides():

@@ -4,9 +4,9 @@ import pytest
 
 from bexplore.errors import UserInputError
 from bexplore.job import Parallelism
-from bexplore.planning.planner import make_plans
+from bexplore.planning.costs import PassCost
+from bexplore.planning.plan import make_plans
 from bexplore.planning.request import Devices, PlanRequest
-from bexplore.planning.step_costs import PassCost
 from tests.planning_builders import together
 from tests.run_builders import GIB, cost_model
 
@@ -34,7 +34,7 @@ def test_fewer_ranks_hold_more_of_the_states_and_take_a_size_that_fits_by_the_tr
 def test_ranks_that_hold_more_than_the_budget_with_every_size_are_refused_with_the_ranks_that_were_measured():
     with pytest.raises(UserInputError, match="4 times the parameters") as error:
         plan(sharded(memory_budget_bytes=3 * GIB), 1)
-    assert "--devices 4 or more" in error.value.hint
+    assert "`devices=4` or more" in error.value.hint
 
 
 def test_ranks_that_hold_more_without_a_trace_have_a_caution():

@@ -1,15 +1,16 @@
-"""What a plan is wanted for, as it is typed on the command line."""
+"""Options of `bexplore plan`: how their texts are read, and their names in place of fields of a plan request."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 
-from bexplore.errors import UserInputError
+from bexplore.errors import UserInputError, require
 from bexplore.job.batching import MAX_SAMPLES
-from bexplore.planning.request import MOST_DEVICES, Amount, Devices, check_above_0
+from bexplore.planning.request import MOST_DEVICES, Amount, Devices
 from bexplore.units import parse_count, parse_seconds
 
 _BATCH = re.compile(r"\s*(.*?)\s*(?:(tok|token|tokens)|(samples?))?\s*", re.IGNORECASE)
@@ -20,12 +21,57 @@ _WHOLE = re.compile(r"\s*([\d.,_]+(?:[eE]\+?\d+)?)\s*([A-Za-z]?)\s*")
 _PREFIXES = ("", "k", "m", "g", "t")
 
 
-def parse_number(text: str, option: str, example: str) -> float:
-    """Read a number of an option; that it is possible is checked where it is wanted.
+# Field of a plan request, or parameter of `bexplore.plan` -> its option.
+OPTIONS = {
+    "batch_sizes": "--batch-size",
+    "until_s": "--until",
+    "tensor_parallel_degree": "--tensor-parallel",
+    "rate": "--throughput",
+    "network": "--bandwidth or --network",
+} | {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        *("tokens", "samples", "steps", "epochs", "dataset_size", "devices", "price_per_device_hour"),
+        *("pipeline_stages", "effective_time", "overlap", "mfu", "hfu", "device_name"),
+    )
+}
+_FIELD = re.compile(r"`(\w+)(?:=([^`]*))?`")
 
-    Raises:
-        UserInputError: Not a number.
-    """
+
+def name_options(text: str) -> str:
+    """Name the options in a text that names fields of a plan request in backquotes, such as `until_s=86400`."""
+    return _FIELD.sub(_name_option, text)
+
+
+def _name_option(match: re.Match[str]) -> str:
+    field, value = match.groups()
+    if field not in OPTIONS:
+        return match[0]
+    if value is None:
+        return OPTIONS[field]
+    typed = _write_days(float(value)) if field == "until_s" else value
+    is_quoted = " " in typed and " or " not in typed
+    return f"{OPTIONS[field]} '{typed}'" if is_quoted else f"{OPTIONS[field]} {typed}"
+
+
+def _write_days(seconds: float) -> str:
+    """Write a duration in days with four digits, none of which is less, and without an exponent."""
+    days = seconds / 86400
+    digits = max(0, 3 - math.floor(math.log10(days))) if days else 0
+    return f"{math.ceil(days * 10**digits) / 10**digits:.{digits}f}d"
+
+
+@contextmanager
+def options_in_errors() -> Iterator[None]:
+    """Name options in the errors of a plan request."""
+    try:
+        yield
+    except UserInputError as error:
+        raise UserInputError(name_options(error.message), hint=name_options(error.hint)) from error
+
+
+def parse_number(text: str, option: str, example: str) -> float:
+    """Read a number of an option; that it is possible is checked where it is wanted."""
     try:
         return float(text)
     except ValueError:
@@ -33,11 +79,7 @@ def parse_number(text: str, option: str, example: str) -> float:
 
 
 def parse_whole(text: str, option: str, example: str) -> int:
-    """Read a whole number of an option, such as `300B`.
-
-    Raises:
-        UserInputError: Not a number of things, or a part of one.
-    """
+    """Read a whole number of an option, such as `300B`."""
     try:
         number = parse_count(text)
     except UserInputError as error:
@@ -51,11 +93,7 @@ def parse_whole(text: str, option: str, example: str) -> int:
 
 
 def parse_until(text: str) -> float:
-    """Read the time that there is: a duration with its unit.
-
-    Raises:
-        UserInputError: Not a duration, or without a unit.
-    """
+    """Read the time that there is: a duration with its unit."""
     if re.fullmatch(r"\s*[\d.]+\s*", text):
         raise UserInputError(
             f'--until "{text}" lacks its unit',
@@ -68,34 +106,23 @@ def parse_until(text: str) -> float:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Read a bandwidth, in bits (`b`) or bytes (`B`) a second: `400Gbit/s`, `50Gbps`, `50GB/s`, `25GiB/s`.
-
-    Returns:
-        Bytes/s, above 0.
-
-    Raises:
-        UserInputError: Not a bandwidth, or one of which it is not plain whether bits or bytes are meant.
-    """
+    """Read a bandwidth, in bits (`b`) or bytes (`B`) a second: `400Gbit/s`, `50Gbps`, `50GB/s`, `25GiB/s`."""
     hint = "type --bandwidth 50GB/s (bytes), 25GiB/s (bytes, powers of 1024) or 400Gbit/s (bits)"
     match = _BANDWIDTH.fullmatch(text)
     if match is None:
         raise UserInputError(f'--bandwidth "{text}" is no number of bits or bytes a second', hint=hint)
     number, prefix, is_binary, unit, per_second = match.groups()
     if unit == "b" and prefix in ("m", "g", "t") and per_second != "ps":
-        raise UserInputError(f'--bandwidth "{text}": b is a bit and B a byte, and here either may be meant', hint=hint)
+        raise UserInputError(f'--bandwidth "{text}" is ambiguous: write Gbit/s or GB/s', hint=hint)
     scale = (1024 if is_binary else 1000) ** _PREFIXES.index(prefix.lower())
     is_bits = unit == "b" or unit.lower().startswith("bit")
     bytes_per_s = float(number) * scale / (8 if is_bits else 1)
-    check_above_0(bytes_per_s, "--bandwidth", "50GB/s")
+    require(bytes_per_s > 0, "--bandwidth must be above 0", hint)
     return bytes_per_s
 
 
 def parse_batch_sizes(text: str) -> tuple[Amount, ...]:
-    """Read global batch sizes, samples or tokens: `512`, `512,1024`, `4M tokens`.
-
-    Raises:
-        UserInputError: Not such a list.
-    """
+    """Read global batch sizes, samples or tokens: `512`, `512,1024`, `4M tokens`."""
     parts = _split(text, "--batch-size", "512,1024 or '4M tokens'")
     if any(re.match(r"0\d", part) for part in parts):
         whole = re.sub(r"[,\s]", "", text)
@@ -107,20 +134,12 @@ def parse_batch_sizes(text: str) -> tuple[Amount, ...]:
 
 
 def parse_devices(text: str) -> tuple[Devices, ...]:
-    """Read numbers of devices, or nodes times devices: `8,64`, `4x8`.
-
-    Raises:
-        UserInputError: Not such a list.
-    """
+    """Read numbers of devices, or nodes times devices: `8,64`, `4x8`."""
     return tuple(_devices(part) for part in _split(text, "--devices", "8,64 or 4x8"))
 
 
 def parse_rate(text: str) -> Amount:
-    """Read samples or tokens per second: `31.5 samples/s`, `24k tokens/s`.
-
-    Raises:
-        UserInputError: Not such a rate.
-    """
+    """Read samples or tokens per second: `31.5 samples/s`, `24k tokens/s`."""
     hint = "type --throughput '24000 tokens/s' or '31.5 samples/s', of one device"
     match = _RATE.fullmatch(text)
     if match is None or not (match[2] or match[3]):

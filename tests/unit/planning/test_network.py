@@ -7,18 +7,21 @@ import random
 import pytest
 
 from bexplore.errors import UserInputError
-from bexplore.planning.collective_times import (
+from bexplore.job import Parallelism
+from bexplore.planning.network import (
     MEMORY_SHARE,
-    apart,
-    link_of,
-    most_bytes,
-    notes_on_bytes,
-    sent_share,
-    sizes_between,
-    slow_parts,
-    timed_collective,
+    Collective,
+    Communication,
+    Link,
+    NetworkFigures,
+    TimedCollective,
+    explain_sent_bytes,
+    find_communication,
+    find_sent_share,
+    find_slow_parts,
+    group_senders,
+    limit_tensor_bytes,
 )
-from bexplore.planning.network_figures import Collective, Link, NetworkFigures
 from tests.planning_builders import timed_network
 
 MIB = 2**20
@@ -30,7 +33,7 @@ def test_a_ring_sends_twice_the_tensor_for_an_all_reduce_and_once_for_the_others
 
 
 def test_bandwidths_are_bytes_over_the_median_round():
-    timed = timed_collective(Collective.ALL_REDUCE, 8 * MIB, [1.0, 2.0, 4.0, 2.0, 2.0], 4)
+    timed = TimedCollective.from_rounds(Collective.ALL_REDUCE, 8 * MIB, [1.0, 2.0, 4.0, 2.0, 2.0], 4)
     assert timed.algorithm_bytes_per_s == 4 * MIB
     assert timed.bus_bytes_per_s == 6 * MIB
     assert timed.median_s == 2.0
@@ -57,7 +60,7 @@ def test_one_rank_exchanges_nothing():
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
-    link = link_of((0, 1), ("a", "b"), [1e9, 2e9, 3e9])
+    link = Link.from_rounds((0, 1), ("a", "b"), [1e9, 2e9, 3e9])
     network = dataclasses.replace(timed_network({MIB: 1e9}), links=(link,), notes=("a note",))
     path = tmp_path / "network.json"
     path.write_text(json.dumps(dataclasses.asdict(network)))
@@ -123,17 +126,17 @@ def ring(speeds: list[float], hosts: str) -> list[Link]:
 
 
 def test_a_slow_link_is_named_with_its_ends():
-    (text,) = slow_parts(ring([10e9, 10e9, 4e9, 10e9], "aaaa"))
+    (text,) = find_slow_parts(ring([10e9, 10e9, 4e9, 10e9], "aaaa"))
     assert "rank 2 on a to rank 3 on a: 4 GB/s (±0%)" in text
 
 
 def test_a_rank_whose_links_are_both_slow_is_named_once():
-    (text,) = slow_parts(ring([10e9, 4e9, 4e9, 10e9, 10e9], "aaaaa"))
+    (text,) = find_slow_parts(ring([10e9, 4e9, 4e9, 10e9, 10e9], "aaaaa"))
     assert text.startswith("rank 2 on a receives at 4 GB/s")
 
 
 def test_links_between_hosts_are_not_compared_with_those_within():
-    assert list(slow_parts(ring([100e9, 10e9, 100e9, 10e9], "aabb"))) == []
+    assert list(find_slow_parts(ring([100e9, 10e9, 100e9, 10e9], "aabb"))) == []
 
 
 def rounds_of_ring(medians: list[float], noise: float, seed: int) -> list[Link]:
@@ -141,36 +144,36 @@ def rounds_of_ring(medians: list[float], noise: float, seed: int) -> list[Link]:
     draw = random.Random(seed)
     count = len(medians)
     return [
-        link_of((rank, (rank + 1) % count), ("a", "a"), [speed * draw.gauss(1.0, noise) for _ in range(9)])
+        Link.from_rounds((rank, (rank + 1) % count), ("a", "a"), [speed * draw.gauss(1.0, noise) for _ in range(9)])
         for rank, speed in enumerate(medians)
     ]
 
 
 def test_a_link_has_the_median_of_its_rounds():
-    assert link_of((0, 1), ("a", "a"), [1e9, 9e9, 2e9]).bytes_per_s == 2e9
+    assert Link.from_rounds((0, 1), ("a", "a"), [1e9, 9e9, 2e9]).bytes_per_s == 2e9
 
 
 def test_links_that_are_alike_are_not_named_for_their_noise():
-    named = [bool(list(slow_parts(rounds_of_ring([1e9] * 8, 0.4, seed)))) for seed in range(100)]
+    named = [bool(list(find_slow_parts(rounds_of_ring([1e9] * 8, 0.4, seed)))) for seed in range(100)]
     assert sum(named) <= 5
 
 
 def test_a_link_that_is_slow_in_every_round_is_named_beside_noise():
     for seed in range(20):
-        (text,) = slow_parts(rounds_of_ring([1e9] * 5 + [0.3e9] + [1e9] * 2, 0.1, seed))
+        (text,) = find_slow_parts(rounds_of_ring([1e9] * 5 + [0.3e9] + [1e9] * 2, 0.1, seed))
         assert text.startswith("rank 5 on a to rank 6 on a: 0.")
 
 
 def test_one_disturbed_round_names_no_link_and_hides_none():
     rounds = [1e9] * 8 + [0.1e9]
-    ring_of_four = [link_of((rank, (rank + 1) % 4), ("a", "a"), rounds) for rank in range(3)]
-    assert list(slow_parts([*ring_of_four, link_of((3, 0), ("a", "a"), rounds)])) == []
-    assert len(list(slow_parts([*ring_of_four, link_of((3, 0), ("a", "a"), [0.4e9] * 8 + [5e9])]))) == 1
+    ring_of_four = [Link.from_rounds((rank, (rank + 1) % 4), ("a", "a"), rounds) for rank in range(3)]
+    assert list(find_slow_parts([*ring_of_four, Link.from_rounds((3, 0), ("a", "a"), rounds)])) == []
+    assert len(list(find_slow_parts([*ring_of_four, Link.from_rounds((3, 0), ("a", "a"), [0.4e9] * 8 + [5e9])]))) == 1
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 5, 8, 9])
 def test_every_rank_sends_once_and_links_that_run_together_share_no_rank(num_ranks):
-    groups = list(apart(num_ranks))
+    groups = list(group_senders(num_ranks))
     assert sorted(sender for group in groups for sender in group) == list(range(num_ranks))
     for group in groups:
         ends = [rank for sender in group for rank in (sender, (sender + 1) % num_ranks)]
@@ -178,18 +181,57 @@ def test_every_rank_sends_once_and_links_that_run_together_share_no_rank(num_ran
 
 
 def test_ranks_that_share_a_memory_share_what_is_free_and_each_tensor_leaves_room_for_its_copy():
-    assert most_bytes(100e9, 4) == pytest.approx(MEMORY_SHARE * 25e9)
+    assert limit_tensor_bytes(100e9, 4) == pytest.approx(MEMORY_SHARE * 25e9)
     assert 2 * MEMORY_SHARE < 1
 
 
-def test_sizes_double_up_to_the_largest():
-    assert list(sizes_between(MIB, 5 * MIB)) == [MIB, 2 * MIB, 4 * MIB]
-    assert list(sizes_between(MIB, MIB)) == [MIB]
-
-
 def test_gloo_sends_an_all_reduce_for_a_reduce_scatter_and_nccl_does_not():
-    assert sent_share("gloo", Collective.REDUCE_SCATTER, 4) == pytest.approx(2 * 3 / 4)
-    assert sent_share("nccl", Collective.REDUCE_SCATTER, 4) == pytest.approx(3 / 4)
-    (note,) = notes_on_bytes("gloo", 4)
+    assert find_sent_share("gloo", Collective.REDUCE_SCATTER, 4) == pytest.approx(2 * 3 / 4)
+    assert find_sent_share("nccl", Collective.REDUCE_SCATTER, 4) == pytest.approx(3 / 4)
+    (note,) = explain_sent_bytes("gloo", 4)
     assert "each rank sends 1.5 times the tensor, and the bus bandwidth counts 0.75" in note
-    assert list(notes_on_bytes("nccl", 4)) == []
+    assert list(explain_sent_bytes("nccl", 4)) == []
+
+
+GB = 1e9
+
+
+def test_one_device_exchanges_nothing():
+    assert find_communication(Parallelism(), GB) == Communication()
+
+
+def test_replicas_reduce_their_gradients_once_a_step_in_buckets():
+    found = find_communication(Parallelism(data_parallel_replicate_degree=4), GB)
+    (reduced,) = found.last_pass
+    assert found.every_pass == ()
+    assert (reduced.collective, reduced.num_ranks) == (Collective.ALL_REDUCE, 4)
+    assert reduced.num_messages == round(GB / (25 * 2**20))
+    assert found.sent_bytes(is_last=True) == pytest.approx(2 * 3 / 4 * GB)
+
+
+def test_replicas_that_reduce_in_every_pass_do_so_in_the_first_ones_too():
+    found = find_communication(Parallelism(data_parallel_replicate_degree=4, gradient_sync="every"), GB)
+    assert found.sent_bytes(is_last=False) == found.sent_bytes(is_last=True) > 0
+
+
+@pytest.mark.parametrize(("reshard", "gathers"), [("default", 2), ("always", 2), ("never", 1)])
+def test_shards_are_gathered_before_each_half_of_a_pass_unless_they_are_kept(reshard, gathers):
+    parallelism = Parallelism(data_parallel_shard_degree=8, fsdp_reshard_after_forward=reshard)
+    found = find_communication(parallelism, GB, num_blocks=10)
+    assert found.sent_bytes(is_last=False) == pytest.approx(gathers * 7 / 8 * GB)
+    assert found.sent_bytes(is_last=True) == pytest.approx((gathers + 1) * 7 / 8 * GB)
+
+
+def test_copies_of_shards_reduce_the_shards_among_each_other():
+    parallelism = Parallelism(data_parallel_shard_degree=8, data_parallel_replicate_degree=2)
+    found = find_communication(parallelism, GB)
+    assert [one.collective for one in found.last_pass] == [Collective.REDUCE_SCATTER, Collective.ALL_REDUCE]
+    assert found.last_pass[1].sent_bytes == pytest.approx(2 * 1 / 2 * GB / 8)
+
+
+def test_the_last_message_is_never_hidden():
+    network = NetworkFigures.stated(100 * GB)
+    found = find_communication(Parallelism(data_parallel_replicate_degree=2), GB)
+    assert found.exposed_s(network, 100.0, 1.0, is_last=True) == pytest.approx(
+        network.seconds(Collective.ALL_REDUCE, GB / found.last_pass[0].num_messages, 2)
+    )

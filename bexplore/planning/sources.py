@@ -1,38 +1,44 @@
-"""The costs of a step as a run has measured them."""
+"""The costs of a step: as a run has measured them, or as a trace predicts them (operations and memory, no seconds)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bexplore.config.sections.variants import changes_training
+from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError
 from bexplore.exploration.estimated import estimated
 from bexplore.exploration.memory_budget import gradient_bytes_of
-from bexplore.host.accelerators import published_device
+from bexplore.host.accelerators import device_by_name, published_device
 from bexplore.job import Job, Parallelism
 from bexplore.job.batching import Divisibility
 from bexplore.measurement.probe import Observation
-from bexplore.planning.communication import communication_of
-from bexplore.planning.step_costs import OtherSettings, PassCost, PredictedSpeeds, StepCosts, peak_of
+from bexplore.planning.costs import OtherSettings, PassCost, PredictedSpeeds, StepCosts, peak_of
+from bexplore.planning.network import find_communication
 from bexplore.run.parallel_result import parallel_result, pass_times_by_kind, ranks_of
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
 from bexplore.run.selection import program_of_answer
 from bexplore.trace.cost_model import CostModel
 
+if TYPE_CHECKING:
+    from bexplore.config.config import Config
+
+ALONE = "one rank of several was timed alone: its times hold no communication"
+NO_SAMPLE_FITS = (
+    "not even one sample fits on a device by the trace: share the model among more, or name a larger device"
+)
+OTHER_PRECISION = (
+    "settings of another precision are left out: operations do not tell how much faster their arithmetic is"
+)
 COMMAND = "command"  # the workload of a job that is the user's own training command
 
 
 def costs_of_run(run: Run) -> StepCosts:
-    """Read the costs of a finished run.
-
-    Raises:
-        UserInputError: The run is unfinished, or its files are damaged.
-    """
+    """Read the costs of a finished run."""
     result = run.result()
     if result is None or result.micro_batch_size is None:
         raise UserInputError(
@@ -49,23 +55,24 @@ def costs_of_run(run: Run) -> StepCosts:
     own = [estimated(one, result.speeds) for one in measured]
     if not own:
         raise UserInputError(f"{run.directory} has no measurement of its answer", hint="explore again with --fresh")
-    ran = _as_answered(own, result)
+    ran = _find_answer(own, result)
     num_replicas = result.num_replicas or int(meta["search_specification"].get("num_replicas", 1))
     device = published_device(result.device_info)
+    gradient_bytes = gradient_bytes_of(job, None if model is None else model.num_parameters)
     return StepCosts(
         title=str(meta["title"]),
         origin=f"measured by {run.directory.name}",
-        passes=dict(_passes(own, ran, job)),
-        predicted=_predicted(result, meta),
+        passes=dict(_read_passes(own, ran, job)),
+        predicted=_read_predicted(result, meta),
         update_s=ran.update_time_s if ran.update_times_s else None,
-        parallelism=_parallelism(job, num_replicas),
+        parallelism=_find_parallelism(job, num_replicas),
         holds_communication=bool(ranks_of(ran)) or job.workload == COMMAND,
         num_hosts=len({rank["host"] for rank in ranks_of(ran)}) or None,
         num_replicas=num_replicas,
         model_flops=_per_sample(job, model, "model_flops", result.micro_batch_size),
         hardware_flops=_per_sample(job, model, "hardware_flops", result.micro_batch_size),
         num_parameters=None if model is None else model.num_parameters,
-        gradient_bytes=_gradient_bytes(job, model),
+        gradient_bytes=None if gradient_bytes is None else gradient_bytes / job.parallelism.tensor_parallel_degree,
         num_blocks=0 if model is None else model.num_blocks,
         cost_model=model,
         memory_budget_bytes=ran.memory_budget_bytes,
@@ -76,20 +83,20 @@ def costs_of_run(run: Run) -> StepCosts:
         tokens_per_sample=job.tokens_per_sample,
         micro_batch_size=result.micro_batch_size,
         batch_size=meta.get("batch_size"),
-        max_steps=_max_steps(result, num_replicas, meta.get("batch_size")),
+        max_steps=_count_steps(result, num_replicas, meta.get("batch_size")),
         divisibility=Divisibility(result.divisibility or Divisibility.STRICT),
-        other_settings=tuple(_other_settings(result, ran)),
-        notes=tuple(_notes(job, ran)),
+        other_settings=tuple(_compare_settings_of_run(result, ran)),
+        notes=(ALONE,) if job.parallelism.is_distributed and not ranks_of(ran) else (),
     )
 
 
-def _as_answered(own: Sequence[Observation], result: RunResult) -> Observation:
+def _find_answer(own: Sequence[Observation], result: RunResult) -> Observation:
     """Return the observation that verified the answer; the last one of the size where none did."""
     of_size = [one for one in own if one.micro_batch_size == result.micro_batch_size] or list(own)
     return ([one for one in of_size if not _is_for_search(one)] or of_size)[-1]
 
 
-def _passes(own: Sequence[Observation], ran: Observation, job: Job) -> Iterator[tuple[int, PassCost]]:
+def _read_passes(own: Sequence[Observation], ran: Observation, job: Job) -> Iterator[tuple[int, PassCost]]:
     """Yield the cost of a pass of each size that ran, in the answer's program.
 
     The search's program has another speed: what ran in it is scaled by the ratio of both at the answer.
@@ -105,11 +112,11 @@ def _passes(own: Sequence[Observation], ran: Observation, job: Job) -> Iterator[
         parallel = parallel_result(job.parallelism, last, own)
         exposed_s = None if parallel is None else parallel.exposed_communication_s
         holds = bool(ranks_of(last)) or job.workload == COMMAND
-        cost = _pass_cost(last, exposed_s, job.parallelism) if holds else _pass_cost_alone(last)
-        yield size, _scaled(cost, scale if _is_for_search(last) else 1.0)
+        cost = _read_pass_of_ranks(last, exposed_s, job.parallelism) if holds else _read_pass(last)
+        yield size, _scale(cost, scale if _is_for_search(last) else 1.0)
 
 
-def _pass_cost_alone(one: Observation) -> PassCost:
+def _read_pass(one: Observation) -> PassCost:
     """Return the cost of a pass of a rank that communicates with none."""
     inner_s, last_s = pass_times_by_kind(one)
     seconds = next(time for time in (inner_s, last_s, one.pass_time_s) if time is not None)
@@ -121,7 +128,7 @@ def _pass_cost_alone(one: Observation) -> PassCost:
     )
 
 
-def _pass_cost(one: Observation, exposed_s: float | None, parallelism: Parallelism) -> PassCost:
+def _read_pass_of_ranks(one: Observation, exposed_s: float | None, parallelism: Parallelism) -> PassCost:
     """Return the cost of a pass of ranks that ran together, with what it holds of communication.
 
     Args:
@@ -153,16 +160,16 @@ def _pass_cost(one: Observation, exposed_s: float | None, parallelism: Paralleli
 
 def _share_of_every_pass(parallelism: Parallelism) -> float:
     """Return the bytes that a rank sends in a pass which reduces nothing, over those of the last one."""
-    exchanged = communication_of(parallelism, 1.0)
+    exchanged = find_communication(parallelism, 1.0)
     return exchanged.sent_bytes(is_last=False) / (exchanged.sent_bytes(is_last=True) or 1.0)
 
 
-def _scaled(cost: PassCost, scale: float) -> PassCost:
+def _scale(cost: PassCost, scale: float) -> PassCost:
     exposed_s = None if cost.exposed_s is None else scale * cost.exposed_s
     return dataclasses.replace(cost, seconds=scale * cost.seconds, last_s=scale * cost.last_s, exposed_s=exposed_s)
 
 
-def _predicted(result: RunResult, meta: Mapping[str, Any]) -> PredictedSpeeds | None:
+def _read_predicted(result: RunResult, meta: Mapping[str, Any]) -> PredictedSpeeds | None:
     """Return the speeds that the search predicts of sizes that did not run."""
     band = result.throughput_band
     if band is None:
@@ -183,31 +190,28 @@ def _per_sample(job: Job, model: CostModel | None, name: str, micro_batch_size: 
     return float(getattr(model, name)(micro_batch_size)) / micro_batch_size
 
 
-def _gradient_bytes(job: Job, model: CostModel | None) -> float | None:
-    num_bytes = gradient_bytes_of(job, None if model is None else model.num_parameters)
-    return None if num_bytes is None else num_bytes / job.parallelism.tensor_parallel_degree
-
-
-def _parallelism(job: Job, num_replicas: int) -> Parallelism:
+def _find_parallelism(job: Job, num_replicas: int) -> Parallelism:
     """Return how the ranks that were timed share the work; those of a command are taken for whole copies."""
     if job.workload != COMMAND:
         return job.parallelism
     return Parallelism(data_parallel_replicate_degree=num_replicas)
 
 
-def _max_steps(result: RunResult, num_replicas: int, batch_size: int | None) -> int | None:
+def _count_steps(result: RunResult, num_replicas: int, batch_size: int | None) -> int | None:
     if result.training_samples is None or not batch_size:
         return None
     return max(1, round(result.training_samples * num_replicas / batch_size))
 
 
-def _other_settings(result: RunResult, ran: Observation) -> Iterator[OtherSettings]:
+def _compare_settings_of_run(result: RunResult, ran: Observation) -> Iterator[OtherSettings]:
     """Yield what other settings of the run gain or cost, the fastest size of each, and eager passes."""
     best: dict[str, Any] = {}
     for point in result.pareto_front:
         name = str(dict(point.settings))
         if dict(point.settings) != dict(result.settings):
             best[name] = max(best.get(name, point), point, key=lambda one: one.samples_per_s)
+    if best:  # here, since the schema behind this import takes longer than a plan of a run
+        from bexplore.config.sections.variants import changes_training
     for point in best.values():
         yield OtherSettings(
             settings=dict(point.settings),
@@ -225,6 +229,69 @@ def _other_settings(result: RunResult, ran: Observation) -> Iterator[OtherSettin
         )
 
 
-def _notes(job: Job, ran: Observation) -> Iterator[str]:
-    if job.parallelism.is_distributed and not ranks_of(ran):
-        yield "one rank of several was timed alone: its times hold no communication"
+def costs_of_config(
+    config: Config, *, device_name: str | None, model_dir: str | None, on_progress: Progress = lambda message: None
+) -> StepCosts:
+    """Trace a job, or recall its trace, and return what it tells of the steps.
+
+    Args:
+        config: The job's file.
+        device_name: A device, present or not; None for this machine's.
+        model_dir: Folder of the worker's log; None for the configuration's own.
+        on_progress: Called with the workers' progress messages.
+    """
+    # Here, since these imports take longer than a plan of a run.
+    from bexplore.actions.one_shot import trace_once, trace_variants
+
+    options: dict[str, Any] = {"micro_batch_sizes": None, "device_name": device_name, "model_dir": model_dir}
+    options["on_progress"] = on_progress
+    records = trace_variants(config, **options) if config.variants else [trace_once(config, **options)]
+    own, job = records[0], config.job
+    largest = config.fixed_size or int(own["max_micro_batch_size"] or 0)
+    notes = {NO_SAMPLE_FITS: not largest, OTHER_PRECISION: any(_has_other_precision(one, own) for one in records[1:])}
+    present = published_device({"device": own["device"], "device_name": own["device_name"]})
+    device = device_by_name(device_name) if device_name else present
+    return StepCosts(
+        title=f"{config.path.name}: {own['num_parameters']:,} parameters",
+        origin=f"predicted by a trace of {config.path.name}",
+        parallelism=job.parallelism,
+        num_replicas=config.num_replicas,
+        model_flops=None if job.lengths is not None else own["flops_per_sample"],  # those of the longest sample
+        hardware_flops=None if job.lengths is not None else own["hardware_flops_per_sample"],
+        num_parameters=own["num_parameters"],
+        gradient_bytes=gradient_bytes_of(job, own["num_parameters"]),
+        sizes=largest,
+        device_name=own["device_name"] if device is None else device.name,
+        is_on_cpu=device is None and not own["device_name"],
+        precision=job.precision,
+        peak_flops_per_s=None if device is None else peak_of(job, device.bfloat16_flops_per_s),
+        tokens_per_sample=job.tokens_per_sample,
+        micro_batch_size=config.fixed_size,
+        batch_size=config.batch_size,
+        max_steps=config.max_steps,
+        divisibility=config.divisibility,
+        other_settings=tuple(_compare_traced_settings(records)),
+        notes=(*own["notes"], *(note for note, applies in notes.items() if applies)),
+    )
+
+
+def _has_other_precision(record: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    return bool(record["settings"].get("precision") != own["settings"].get("precision"))
+
+
+def _compare_traced_settings(records: Sequence[Mapping[str, Any]]) -> Iterator[OtherSettings]:
+    """Yield what other settings of the same precision cost by their operations, used as well as the job's own."""
+    from bexplore.config.sections.variants import changes_training
+
+    own = records[0]
+    for record in records[1:]:
+        if _has_other_precision(record, own):
+            continue
+        if record.get("operations_over_file") and record["max_micro_batch_size"]:
+            yield OtherSettings(
+                settings=record["settings"],
+                micro_batch_size=record["max_micro_batch_size"],
+                time_share=record["operations_over_file"],
+                is_measured=False,
+                changes_training=tuple(changes_training(record["settings"], own["settings"])),
+            )

@@ -1,4 +1,4 @@
-"""What one optimizer step of a job costs at each micro-batch size, as it was measured, or as a trace predicts it."""
+"""The costs of an optimizer step at each micro-batch size, as measured or as a trace predicts them."""
 
 from __future__ import annotations
 

@@ -5,15 +5,19 @@ import json
 
 import pytest
 
+from bexplore.actions import one_shot
 from bexplore.errors import UserInputError
+from bexplore.host.accelerators import DEVICES
 from bexplore.host.records import from_record
 from bexplore.job import Job, Parallelism
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation
 from bexplore.planning.api import plan, plan_of_file, source_of_run
-from bexplore.planning.from_run import costs_of_run
-from bexplore.planning.network_figures import FILE_NAME
+from bexplore.planning.costs import peak_of
+from bexplore.planning.network import FILE_NAME
 from bexplore.planning.request import Devices, PlanRequest
+from bexplore.planning.sources import costs_of_config, costs_of_run
+from tests.config_builders import Folder, sections
 from tests.planning_builders import timed_network
 from tests.run_builders import make_run, probe
 
@@ -157,16 +161,69 @@ def test_samples_of_many_lengths_have_no_utilization_since_the_trace_is_of_the_l
 
 def test_a_device_by_name_is_refused_for_a_run(tmp_path):
     run = make_run(tmp_path)
-    with pytest.raises(UserInputError, match='--device-name "h100"') as error:
+    with pytest.raises(UserInputError, match='`device_name` "h100"') as error:
         plan(run.directory, device_name="h100")
     assert "leave it out" in error.value.hint
 
 
 @pytest.mark.parametrize("bytes_per_s", [0, -1.0, float("nan"), float("inf")])
 def test_a_bandwidth_that_moves_nothing_is_refused(tmp_path, bytes_per_s):
-    with pytest.raises(UserInputError, match="moves nothing"):
+    with pytest.raises(UserInputError, match="must be above 0"):
         plan(make_run(tmp_path).directory, PlanRequest(), network=bytes_per_s)
 
 
 def test_the_plan_of_a_file_without_a_batch_size_is_none(tmp_path):
     assert plan_of_file(make_run(tmp_path)) is None
+
+
+def record(**fields):
+    """A trace of a job that fits up to 16 samples."""
+    given = {
+        "device": "cpu",
+        "device_name": "",
+        "num_parameters": 1000,
+        "flops_per_sample": 1e9,
+        "hardware_flops_per_sample": 2e9,
+        "max_micro_batch_size": 16,
+        "notes": (),
+        "settings": {"precision": "float32", "activation_checkpointing": "none"},
+        "operations_over_file": 1.0,
+    }
+    return given | fields
+
+
+@pytest.fixture
+def costs(tmp_path, monkeypatch):
+    """Costs of a file by the traces that a test makes up."""
+
+    def of(*records):
+        explore = {"settings": {"activation_checkpointing": ["none", "full"]}}
+        config = Folder(tmp_path).load(sections(explore=explore))
+        monkeypatch.setattr(one_shot, "trace_variants", lambda *_, **__: list(records))
+        return costs_of_config(config, device_name="h100", model_dir=None)
+
+    return of
+
+
+def test_settings_of_another_precision_are_left_out_since_operations_do_not_tell_their_speed(costs):
+    other = record(settings={"precision": "bfloat16", "activation_checkpointing": "none"})
+    more = record(settings={"precision": "float32", "activation_checkpointing": "full"}, operations_over_file=1.3)
+    found = costs(record(), other, more)
+    assert [one.time_share for one in found.other_settings] == [1.3]
+    assert "settings of another precision are left out" in " ".join(found.notes)
+    assert "precision" not in " ".join(costs(record(), more).notes)
+
+
+def test_a_job_of_which_no_sample_fits_says_so(costs):
+    assert "not even one sample fits" in " ".join(costs(record(max_micro_batch_size=None)).notes)
+    assert costs(record()).notes == ()
+
+
+@pytest.mark.parametrize("key", DEVICES)
+def test_a_plan_has_the_name_and_the_peak_of_each_device_of_the_table(tmp_path, monkeypatch, key):
+    config = Folder(tmp_path).load(sections(explore={"precision": "bfloat16"}))
+    monkeypatch.setattr(one_shot, "trace_once", lambda *_, **__: record())
+    found = costs_of_config(config, device_name=key, model_dir=None)
+
+    assert found.device_name == DEVICES[key].name
+    assert found.peak_flops_per_s == peak_of(config.job, DEVICES[key].bfloat16_flops_per_s)

@@ -1,0 +1,450 @@
+"""Speeds of a network, what data-parallel ranks exchange in a step, and how much of it computation hides.
+
+Bandwidths as in NVIDIA's nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is bytes over seconds, where the
+bytes of an all-gather and of a reduce-scatter are those of the whole tensor; the bus bandwidth is that times the share
+of the bytes that each rank sends in a ring, which does not depend on the number of ranks.
+
+Replicas add up their gradients by one all-reduce in a step; ranks that share parameters gather them before each forward
+and, unless they keep them, each backward pass, and scatter the sum of their gradients. Source: PyTorch Distributed
+(arXiv 2006.15704) and FSDP (arXiv 2304.11277).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from bexplore.errors import UserInputError
+from bexplore.host.json_files import read_json
+from bexplore.job import Parallelism
+from bexplore.units import format_bytes
+
+FILE_NAME = "network.json"
+# Larger files are none of ours: three collectives of 14 sizes, and 200 bytes a link of ten thousand ranks, have 3 MB.
+_MOST_FILE_BYTES = 16 * 2**20
+_MAKE_AGAIN = "make it again: torchrun --nproc-per-node 8 -m bexplore network"
+
+# Share of a pass that is its backward half: it has two of the three matrix products for each weight.
+# Source: Kaplan et al., arXiv 2001.08361, section 2.1: 2 N operations a token forward, 4 N backward.
+BACKWARD_SHARE = 2 / 3
+
+# A link, or the links of a rank, that has less than this share of the median speed of its kind is named. Chosen: such a
+# link makes a collective of all ranks longer by two fifths. The gap must exceed the spread of rounds as well.
+SLOW_SHARE = 0.7
+# Share of the memory that is free which tensors may take: twice the bytes of a collective, and some for its library.
+MEMORY_SHARE = 0.4
+
+
+class Collective(StrEnum):
+    """What ranks exchange together."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+
+    def sent_share(self, num_ranks: int) -> float:
+        """Return the bytes that each rank sends in a ring, over the bytes of the tensor.
+
+        Source: nccl-tests, doc/PERFORMANCE.md: 2 (n - 1) / n for an all-reduce, (n - 1) / n for the other two.
+        """
+        return (2 if self is Collective.ALL_REDUCE else 1) * (num_ranks - 1) / num_ranks
+
+
+# Which collective a backend runs in place of another. Source: torch 2.13, c10d's ProcessGroupGloo, whose profile shows
+# `gloo:all_reduce` for a reduce-scatter; the kernel's count of bytes in tests/jobs/network_reckoning.py agrees.
+RUNS_INSTEAD: Mapping[tuple[str, Collective], Collective] = {("gloo", Collective.REDUCE_SCATTER): Collective.ALL_REDUCE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCollective:
+    """One collective of one size, as it was timed.
+
+    Attributes:
+        collective: Which.
+        num_bytes: Of the whole tensor.
+        times_s: Seconds of each round, of the slowest rank.
+        median_s: Their median.
+        algorithm_bytes_per_s: Bytes over the median.
+        bus_bytes_per_s: The same times the share that each rank sends.
+        spread: Half of the difference of the quartiles, over the median.
+    """
+
+    collective: Collective
+    num_bytes: int
+    times_s: tuple[float, ...]
+    median_s: float
+    algorithm_bytes_per_s: float
+    bus_bytes_per_s: float
+    spread: float
+
+    @classmethod
+    def from_rounds(
+        cls, collective: Collective, num_bytes: int, times_s: Sequence[float], num_ranks: int
+    ) -> TimedCollective:
+        """Return the figures of rounds of some seconds each; `num_bytes` are those of the whole tensor."""
+        median_s = statistics.median(times_s)
+        low, _, high = statistics.quantiles(times_s, n=4)
+        return cls(
+            collective=collective,
+            num_bytes=num_bytes,
+            times_s=tuple(times_s),
+            median_s=median_s,
+            algorithm_bytes_per_s=num_bytes / median_s,
+            bus_bytes_per_s=collective.sent_share(num_ranks) * num_bytes / median_s,
+            spread=(high - low) / 2 / median_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Two ranks that are neighbours in the ring, and how fast they send to each other.
+
+    Attributes:
+        ranks: The sender and the receiver.
+        hosts: Where they run.
+        bytes_per_s: Of one message after the other, one way; the median of the rounds.
+        rounds_bytes_per_s: Of each round.
+    """
+
+    ranks: tuple[int, int]
+    hosts: tuple[str, str]
+    bytes_per_s: float
+    rounds_bytes_per_s: tuple[float, ...] = ()
+
+    @classmethod
+    def from_rounds(cls, ranks: tuple[int, int], hosts: tuple[str, str], rounds_bytes_per_s: Sequence[float]) -> Link:
+        """Return the figures of the rounds of a link."""
+        speed = statistics.median(rounds_bytes_per_s)
+        return cls(ranks=ranks, hosts=hosts, bytes_per_s=speed, rounds_bytes_per_s=tuple(rounds_bytes_per_s))
+
+    @property
+    def spread_bytes_per_s(self) -> float:
+        """Distance of the quartiles of the rounds; 0 where none are known."""
+        if len(self.rounds_bytes_per_s) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.rounds_bytes_per_s, n=4)
+        return high - low
+
+    def __str__(self) -> str:
+        """Show the median of the rounds, and by how much they differ."""
+        return f"{format_bandwidth(self.bytes_per_s)} (±{self.spread_bytes_per_s / 2 / self.bytes_per_s:.0%})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkFigures:
+    """The speeds of a network.
+
+    Attributes:
+        num_ranks: Ranks that exchanged; 0 where the bandwidth was stated.
+        num_hosts: Hosts that they ran on.
+        backend: `gloo`, `nccl`; empty where the bandwidth was stated.
+        device_name: Of the devices that exchanged.
+        timed: What was timed.
+        links: Neighbours in the ring.
+        slow: Ranks and links that hold the others up, a sentence each.
+        notes: Where the library sends other bytes than the bus bandwidth counts, a sentence each.
+        stated_bytes_per_s: Bus bandwidth that the user states; None where it was timed.
+        made_at: When it was timed (ISO 8601, UTC).
+        versions: Of torch and of the library of collectives.
+    """
+
+    num_ranks: int
+    num_hosts: int = 1
+    backend: str = ""
+    device_name: str = ""
+    timed: tuple[TimedCollective, ...] = ()
+    links: tuple[Link, ...] = ()
+    slow: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    stated_bytes_per_s: float | None = None
+    made_at: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def stated(cls, bytes_per_s: float) -> NetworkFigures:
+        """Return a network of one bandwidth, the same for every message."""
+        return cls(num_ranks=0, stated_bytes_per_s=bytes_per_s)
+
+    @classmethod
+    def read(cls, path: Path) -> NetworkFigures:
+        """Read what `bexplore network` wrote."""
+        try:
+            if path.exists() and path.stat().st_size > _MOST_FILE_BYTES:
+                raise ValueError(f"it is larger than {format_bytes(_MOST_FILE_BYTES)}")
+            record = read_json(path)
+            figures = cls(
+                **record
+                | {"timed": tuple(_read_collective(one) for one in record["timed"])}
+                | {"links": tuple(_read_link(one) for one in record["links"]), "slow": tuple(record["slow"])}
+                | {"notes": tuple(record.get("notes", ()))}
+            )
+            figures._check()
+        except UserInputError as error:
+            raise UserInputError(error.message, hint=_MAKE_AGAIN) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserInputError(f"{path} is not what bexplore network writes: {error}", hint=_MAKE_AGAIN) from error
+        return figures
+
+    def _check(self) -> None:
+        """Check the values that plans compute with; raise ValueError for one that no network has."""
+        if self.stated_bytes_per_s is None:
+            _require_above_0("num_ranks", self.num_ranks)
+        else:
+            _require_above_0("stated_bytes_per_s", self.stated_bytes_per_s)
+        _require_above_0("num_hosts", self.num_hosts)
+        for name in ("backend", "device_name", "made_at"):
+            _require_text(name, getattr(self, name))
+        for text in (*self.slow, *self.notes):
+            _require_text("slow or notes", text)
+        for one in self.timed:
+            for name in ("num_bytes", "median_s", "algorithm_bytes_per_s", "bus_bytes_per_s"):
+                _require_above_0(f"{name} of {one.collective}", getattr(one, name))
+        sizes = [(one.collective, one.num_bytes) for one in self.timed]
+        if len(set(sizes)) < len(sizes):
+            raise ValueError("a collective was timed twice with the same size")
+        for link in self.links:
+            _require_above_0("bytes_per_s of a link", link.bytes_per_s)
+
+    def seconds(self, collective: Collective, num_bytes: float, num_ranks: int) -> float:
+        """Return the seconds of a collective among some ranks.
+
+        The bus bandwidth of the nearest sizes that were timed is taken, in between by their logarithms; a smaller
+        message than all takes as long as the smallest.
+        """
+        if num_ranks < 2 or num_bytes <= 0:
+            return 0.0
+        return collective.sent_share(num_ranks) * num_bytes / self._bus_bytes_per_s(collective, num_bytes)
+
+    def _bus_bytes_per_s(self, collective: Collective, num_bytes: float) -> float:
+        if self.stated_bytes_per_s is not None:
+            return self.stated_bytes_per_s
+        points = sorted((one.num_bytes, one.bus_bytes_per_s) for one in self.timed if one.collective is collective)
+        if not points:
+            raise UserInputError(f"the network was timed without {collective}", hint="run bexplore network again")
+        smallest, speed = points[0]
+        return speed * num_bytes / smallest if num_bytes < smallest else _interpolate(points, num_bytes)
+
+    def __str__(self) -> str:
+        if self.stated_bytes_per_s is not None:
+            return f"{format_bandwidth(self.stated_bytes_per_s)} of bus bandwidth, as stated"
+        return f"{self.backend} between {self.num_ranks} ranks, timed {self.made_at[:10]}"
+
+
+def _interpolate(points: Sequence[tuple[int, float]], num_bytes: float) -> float:
+    """Return the speed at a size by the nearest two, in logarithms; that of the largest beyond it."""
+    for (low, low_speed), (high, high_speed) in itertools.pairwise(points):
+        if num_bytes <= high:
+            share = math.log(num_bytes / low) / math.log(high / low)
+            return math.exp((1 - share) * math.log(low_speed) + share * math.log(high_speed))
+    return points[-1][1]
+
+
+def _require_above_0(name: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} is {value!r}")
+
+
+def _require_text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(f"{name} is {value!r}")
+
+
+def _read_collective(record: Mapping[str, Any]) -> TimedCollective:
+    return TimedCollective(
+        **{**record, "collective": Collective(record["collective"]), "times_s": tuple(record["times_s"])}
+    )
+
+
+def _read_link(record: Mapping[str, Any]) -> Link:
+    names = ("ranks", "hosts", "rounds_bytes_per_s")
+    return Link(**{**record, **{name: tuple(record[name]) for name in names if name in record}})
+
+
+def format_bandwidth(bytes_per_s: float) -> str:
+    """Show a bandwidth."""
+    return f"{bytes_per_s / 1e9:.3g} GB/s"
+
+
+def find_sent_share(backend: str, collective: Collective, num_ranks: int) -> float:
+    """Return the bytes that each rank really sends over the bytes of the tensor, by what the backend runs."""
+    return RUNS_INSTEAD.get((backend, collective), collective).sent_share(num_ranks)
+
+
+def explain_sent_bytes(backend: str, num_ranks: int) -> Iterator[str]:
+    """Yield a sentence for each collective of which a backend sends other bytes than its bus bandwidth counts."""
+    for (name, collective), runs in RUNS_INSTEAD.items():
+        if name == backend:
+            yield (
+                f"{backend} runs {runs} for {collective}: each rank sends {runs.sent_share(num_ranks):.3g} times the "
+                f"tensor, and the bus bandwidth counts {collective.sent_share(num_ranks):.3g}, as nccl-tests define "
+                "it, over the seconds that were measured"
+            )
+
+
+def limit_tensor_bytes(free_bytes: float, ranks_on_memory: int) -> float:
+    """Return the largest tensor of a collective that one of some ranks can hold, which share a memory."""
+    return MEMORY_SHARE * free_bytes / ranks_on_memory
+
+
+def group_senders(num_ranks: int) -> Iterator[set[int]]:
+    """Yield groups of senders of a ring, none of which shares a rank with another, as sender or receiver."""
+    last = {num_ranks - 1} if num_ranks % 2 else set()  # in an odd ring its receiver is the first sender
+    groups = (set(range(0, num_ranks, 2)) - last, set(range(1, num_ranks, 2)) - last, last)
+    yield from (group for group in groups if group)
+
+
+def find_slow_parts(links: Sequence[Link]) -> Iterator[str]:
+    """Yield a sentence for each rank or link that is much slower than others of its kind: within a host, or between.
+
+    A link is slow where its median is far below that of its kind, and by more than rounds differ: its own, or those of
+    most links.
+    """
+    for is_within in (True, False):
+        alike = [link for link in links if (link.hosts[0] == link.hosts[1]) is is_within]
+        if len(alike) < 2:
+            continue
+        usual = statistics.median_high([link.bytes_per_s for link in alike])
+        usual_spread = statistics.median_high([link.spread_bytes_per_s for link in alike])
+        slow = [
+            link
+            for link in alike
+            if link.bytes_per_s < SLOW_SHARE * usual
+            and usual - link.bytes_per_s > max(link.spread_bytes_per_s, usual_spread)
+        ]
+        yield from _name_slow_links(slow, format_bandwidth(usual))
+
+
+def _name_slow_links(slow: Sequence[Link], usual: str) -> Iterator[str]:
+    # A rank whose links are both slow is named once, then the links that remain.
+    receives = {link.ranks[1]: link for link in slow}
+    both = [link.ranks[0] for link in slow if link.ranks[0] in receives]
+    for rank in both:
+        link = receives[rank]
+        yield (
+            f"rank {rank} on {link.hosts[1]} receives at {link} and sends slowly as well; the median of such links is "
+            f"{usual}"
+        )
+    for link in slow:
+        if not set(link.ranks) & set(both):
+            ends = " to ".join(f"rank {rank} on {host}" for rank, host in zip(link.ranks, link.hosts, strict=True))
+            yield f"{ends}: {link}, and the median of such links is {usual}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Collectives of one kind in a pass.
+
+    Attributes:
+        collective: Which.
+        num_bytes: Of the tensors of all of them.
+        num_ranks: Ranks that take part in each.
+        num_messages: Number of them; each has an equal part of the bytes.
+    """
+
+    collective: Collective
+    num_bytes: float
+    num_ranks: int
+    num_messages: int = 1
+
+    def seconds(self, network: NetworkFigures) -> float:
+        """Return how long all of them take, one after the other."""
+        part = self.num_bytes / self.num_messages
+        return self.num_messages * network.seconds(self.collective, part, self.num_ranks)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that each rank sends."""
+        return self.collective.sent_share(self.num_ranks) * self.num_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """What one rank exchanges with the others that train the same weights.
+
+    Attributes:
+        every_pass: In each pass.
+        last_pass: In the last pass of a step beside that.
+    """
+
+    every_pass: tuple[Exchange, ...] = ()
+    last_pass: tuple[Exchange, ...] = ()
+
+    def in_pass(self, *, is_last: bool) -> tuple[Exchange, ...]:
+        """Return what is exchanged in a pass."""
+        return self.every_pass + (self.last_pass if is_last else ())
+
+    def sent_bytes(self, *, is_last: bool) -> float:
+        """Return the bytes that each rank sends in a pass."""
+        return sum(one.sent_bytes for one in self.in_pass(is_last=is_last))
+
+    def seconds(self, network: NetworkFigures, *, is_last: bool) -> float:
+        """Return the seconds of the collectives of a pass, without what computation hides."""
+        return sum(one.seconds(network) for one in self.in_pass(is_last=is_last))
+
+    def exposed_s(self, network: NetworkFigures, pass_s: float, overlap: float, *, is_last: bool) -> float:
+        """Return what a pass takes longer than its computation.
+
+        Gradients are reduced beside the backward half of the pass, and parameters gathered beside all of it; the last
+        message runs alone, as nothing is left to compute.
+
+        Args:
+            pass_s: Seconds of the computation of the pass.
+            overlap: Share of the computation that hides collectives, 0 to 1.
+        """
+        exchanged = self.in_pass(is_last=is_last)
+        if not exchanged:
+            return 0.0
+        beside_s = pass_s * (BACKWARD_SHARE if exchanged[0].collective is Collective.ALL_REDUCE else 1.0)
+        last_message_s = exchanged[-1].seconds(network) / exchanged[-1].num_messages
+        return max(self.seconds(network, is_last=is_last) - overlap * beside_s, last_message_s)
+
+
+def find_communication(parallelism: Parallelism, gradient_bytes: float, *, num_blocks: int = 0) -> Communication:
+    """Return what a rank of data-parallel ranks exchanges.
+
+    Args:
+        parallelism: How ranks share the work; what tensor-parallel ranks exchange is no part of it.
+        gradient_bytes: One copy of the gradients of one tensor-parallel rank's share of the model; of parameters there
+            are as many.
+        num_blocks: Blocks that are gathered one by one; 0 if unknown, for one message.
+    """
+    if parallelism.is_sharded:
+        return _exchange_shards(parallelism, gradient_bytes, num_messages=max(1, num_blocks))
+    if not parallelism.is_replicated_only:
+        return Communication()
+    num_buckets = max(1, round(gradient_bytes / parallelism.bucket_cap_bytes))
+    copies = parallelism.data_parallel_replicate_degree
+    return _place_reductions(
+        (), (_make_exchange(Collective.ALL_REDUCE, gradient_bytes, copies, num_buckets),), parallelism
+    )
+
+
+def _exchange_shards(parallelism: Parallelism, gradient_bytes: float, *, num_messages: int) -> Communication:
+    """Return what ranks exchange that share parameters: gathers in each pass, a sum of gradients where it is due."""
+    copies, shards = parallelism.data_parallel_replicate_degree, parallelism.data_parallel_shard_degree
+    num_gathers = 1 if parallelism.fsdp_reshard_after_forward == "never" else 2
+    gathered = _make_exchange(Collective.ALL_GATHER, num_gathers * gradient_bytes, shards, num_gathers * num_messages)
+    reduced = [_make_exchange(Collective.REDUCE_SCATTER, gradient_bytes, shards, num_messages)]
+    if copies > 1:
+        reduced.append(_make_exchange(Collective.ALL_REDUCE, gradient_bytes / shards, copies, num_messages))
+    return _place_reductions((gathered,), tuple(reduced), parallelism)
+
+
+def _make_exchange(collective: Collective, num_bytes: float, num_ranks: int, num_messages: int) -> Exchange:
+    return Exchange(collective=collective, num_bytes=num_bytes, num_ranks=num_ranks, num_messages=num_messages)
+
+
+def _place_reductions(
+    gathered: tuple[Exchange, ...], reduced: tuple[Exchange, ...], parallelism: Parallelism
+) -> Communication:
+    """Return the collectives with gradients reduced in the last pass of a step, or in each."""
+    if parallelism.synchronizes_last:
+        return Communication(every_pass=gathered, last_pass=reduced)
+    return Communication(every_pass=gathered + reduced)
