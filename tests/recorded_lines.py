@@ -15,8 +15,8 @@ from torch._inductor.codegen import wrapper as lines
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 
 from bexplore.trace.inductor import _Reader
-from bexplore.trace.plan import Alias, Allocate, Drop, Step
-from bexplore.trace.polynomial import NOTHING, Polynomial
+from bexplore.trace.lifetimes import Alias, Allocate, Drop, Step
+from bexplore.trace.timeline import NOTHING, Polynomial
 
 _FIELDS = {
     lines.AllocateLine: ("node",),

@@ -14,8 +14,7 @@ from bexplore.run import run_directory
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.timeline import Buffer, Peak, Phase
+from bexplore.trace.timeline import Buffer, Peak, Phase, Polynomial
 
 GIB = 2**30
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

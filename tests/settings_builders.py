@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.timeline import Peak, Phase
+from bexplore.trace.timeline import Peak, Phase, Polynomial
 
 GIB = 2**30
 

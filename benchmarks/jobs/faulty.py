@@ -21,7 +21,7 @@ from torch import nn
 from torch._dynamo import register_backend
 
 WIDTH = 32
-CALLERS = {"trace": "trace/tracer.py", "loader": "workloads/input_pipeline.py"}  # what strikes a probe: the session
+CALLERS = {"trace": "trace/tracer.py", "loader": "workloads/loader.py"}  # what strikes a probe: the session
 
 
 class Faulty(nn.Module):

@@ -30,8 +30,7 @@ from bexplore.search.policy.first_probe import without_numbers
 from bexplore.search.posterior.posterior import CredibleBand
 from bexplore.search.recommendation import Speed
 from bexplore.search.result import Result, SecondAnswer, samples_are_seen
-from bexplore.trace.cost_model import CostModel
-from bexplore.trace.memory_by_length import MemoryByLength
+from bexplore.trace.cost_model import CostModel, MemoryByLength
 
 
 def global_batch_sizes(config: Config, micro_batch_size: int) -> tuple[GlobalBatchSize, ...]:

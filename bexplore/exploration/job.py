@@ -56,9 +56,8 @@ from bexplore.search.space import (
     geometric_middle,
     largest_wanted,
 )
-from bexplore.trace.cost_model import CostModel
+from bexplore.trace.cost_model import CostModel, MemoryByLength
 from bexplore.trace.gpu_properties import GpuProperties
-from bexplore.trace.memory_by_length import MemoryByLength
 from bexplore.units import counted
 
 # Largest candidate without any bound: no `max`, no trace, no batch to divide.

@@ -11,7 +11,7 @@ import numpy as np
 from bexplore.job import Job
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Observation
-from bexplore.trace.memory_by_length import MemoryByLength
+from bexplore.trace.cost_model import MemoryByLength
 
 # The longest sample that fits is searched up to this factor of the longest that there is.
 _FARTHEST = 16

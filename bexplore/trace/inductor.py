@@ -17,10 +17,9 @@ import torch
 
 from bexplore.errors import TraceError
 from bexplore.job import Job
-from bexplore.trace.flops import Cost, count_graph_flops, node_shapes
-from bexplore.trace.plan import Alias, Allocate, Constant, Drop, Output, Plan, Step
-from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.timeline import Place
+from bexplore.trace.lifetimes import Alias, Allocate, Constant, Drop, Output, Plan, Step
+from bexplore.trace.operators import Cost, count_graph_flops, node_shapes, workspace_sizes
+from bexplore.trace.timeline import Place, Polynomial
 from bexplore.trace.torch_private import (
     ChooseSaved,
     GraphLowering,
@@ -30,7 +29,6 @@ from bexplore.trace.torch_private import (
     symbol_values,
     wrapper_lines,
 )
-from bexplore.trace.workspaces import workspace_sizes
 from bexplore.workloads.torch_private import tree_leaves
 
 Observe = Callable[[GraphLowering, int], None]

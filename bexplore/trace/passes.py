@@ -17,13 +17,11 @@ from torch import nn
 from bexplore.errors import WITHOUT_TRACE, TraceError, UnusableSizeError
 from bexplore.job import Job
 from bexplore.trace.activation_budget import BudgetChoice
-from bexplore.trace.flops import Cost
 from bexplore.trace.inductor import CompiledGraph, Observe, planning_only
-from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker
-from bexplore.trace.plan import replay
-from bexplore.trace.polynomial import NOTHING, Polynomial
+from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker, replay
+from bexplore.trace.operators import Cost
 from bexplore.trace.repeated_blocks import Repeat, truncated
-from bexplore.trace.timeline import Event, Phase, Place
+from bexplore.trace.timeline import NOTHING, Event, Phase, Place, Polynomial
 from bexplore.trace.torch_private import (
     SpecializationError,
     around_shape_inference,

@@ -23,8 +23,8 @@ from bexplore.job import Job, Mode, Precision
 from bexplore.trace.activation_budget import Missing
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.fake_build import build_fake
-from bexplore.trace.flops import Cost
 from bexplore.trace.inductor import Observe
+from bexplore.trace.operators import Cost, blas_workspace_bytes
 from bexplore.trace.passes import (
     PRIMES,
     SMALL_PRIMES,
@@ -36,11 +36,9 @@ from bexplore.trace.passes import (
     trace_update,
     unique,
 )
-from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.repeated_blocks import KEPT_BLOCKS, Repeat, find_repeats, inner_blocks, lengthen
-from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks, gradient_memory
+from bexplore.trace.timeline import Buffer, Event, Peak, Phase, Polynomial, find_peaks, gradient_memory
 from bexplore.trace.torch_private import storage_bytes
-from bexplore.trace.workspaces import blas_workspace_bytes
 from bexplore.workloads import Workload
 
 # Standard deviations of the relative error of the memory. Source: benchmarks/results/trace.md, rounded up.

@@ -8,10 +8,10 @@ import torch
 
 from bexplore.errors import UserInputError, suggestion
 from bexplore.job import Job, TorchSettings
+from bexplore.workloads.batches import seeded
 from bexplore.workloads.decoder import build_decoder
 from bexplore.workloads.hf import build_transformers
 from bexplore.workloads.imported import build_imported
-from bexplore.workloads.samples import seeded
 from bexplore.workloads.workload import Workload, check_precision
 
 _BUILDERS: dict[str, Callable[[Job], Workload]] = {

@@ -21,8 +21,8 @@ from torch import nn
 from bexplore.errors import UserInputError, check_keys, close_match, first_line, positive_int, require, suggestion
 from bexplore.job import Job
 from bexplore.job.lengths import Collation
+from bexplore.workloads.batches import random_tokens, random_values
 from bexplore.workloads.placement import is_fake
-from bexplore.workloads.samples import random_tokens, random_values
 from bexplore.workloads.torch_private import tree_leaves
 from bexplore.workloads.workload import Workload, assemble
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +25,12 @@ from bexplore.job import Job, Parallelism
 from bexplore.workloads.blocks import blocks_of, fits
 from bexplore.workloads.placement import is_fake
 from bexplore.workloads.torch_private import chunks_on_demand, register_fake_process_group, unset_fake_temporarily
-from bexplore.workloads.workload import nothing_to_synchronize
 
 # Names of the dimensions of a mesh, the outermost first, as in torchtitan.
 REPLICATE, SHARD, TENSOR = "dp_replicate", "dp_shard", "tp"
 
 _BLOCKS = "explore.parallelism.blocks"
 
-Synchronize = Callable[[bool], contextlib.AbstractContextManager[object]]
 # Path of a linear layer, `*` for any name -> `colwise` (its outputs are shared) or `rowwise` (its inputs are).
 TensorPlan = Mapping[str, str]
 
@@ -43,14 +42,15 @@ class ParallelModel:
     Attributes:
         loss_module: What a pass calls.
         compiled_modules: What the training compiles, each in place.
-        synchronize: Context around a pass; given False, the pass does not reduce gradients over the replicas.
+        synchronize: Context around a pass; given False, the pass does not reduce gradients over the replicas. It is
+            `nullcontext` where gradients are synchronized elsewhere, or not at all.
         bucket_bytes: Bytes of gradient buckets, which no tensor of the model shows.
         is_compiled_by_block: Whether blocks are compiled one by one, and what is between them is not.
     """
 
     loss_module: nn.Module
     compiled_modules: list[nn.Module]
-    synchronize: Synchronize
+    synchronize: Callable[[bool], AbstractContextManager[object]]
     bucket_bytes: int = 0
     is_compiled_by_block: bool = False
 
@@ -123,7 +123,7 @@ def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None
         return ParallelModel(
             loss_module=loss_module,
             compiled_modules=blocks,
-            synchronize=nothing_to_synchronize,
+            synchronize=contextlib.nullcontext,
             is_compiled_by_block=True,
         )
     _shard(loss_module, blocks, mesh, shared)
@@ -167,7 +167,7 @@ def _replicate(loss_module: nn.Module, mesh: DeviceMesh, shared: Parallelism) ->
         return ParallelModel(
             loss_module=loss_module,
             compiled_modules=[loss_module],
-            synchronize=nothing_to_synchronize,
+            synchronize=contextlib.nullcontext,
             bucket_bytes=bucket_bytes if trained else 0,
         )
     wrapped = DistributedDataParallel(
@@ -187,7 +187,7 @@ def _replicate(loss_module: nn.Module, mesh: DeviceMesh, shared: Parallelism) ->
     )
 
 
-def _of_replicated(module: DistributedDataParallel) -> Synchronize:
+def _of_replicated(module: DistributedDataParallel) -> Callable[[bool], AbstractContextManager[object]]:
     @contextlib.contextmanager
     def synchronize(is_synchronized: bool) -> Iterator[None]:
         with contextlib.nullcontext() if is_synchronized else module.no_sync():
@@ -222,7 +222,7 @@ def _shard(loss_module: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, sh
         fully_shard(loss_module, reshard_after_forward=policy == "always", **options)
 
 
-def _of_sharded(module: nn.Module) -> Synchronize:
+def _of_sharded(module: nn.Module) -> Callable[[bool], AbstractContextManager[object]]:
     assert isinstance(module, FSDPModule)  # `fully_shard` has made it one
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ from torch import nn
 
 from bexplore.errors import require
 from bexplore.job import Job, Mode, Precision
-from bexplore.workloads.checkpointing import checkpoint_blocks
+from bexplore.workloads.blocks import checkpoint_blocks
 from bexplore.workloads.optimizers import build_optimizer, clip_gradients
 from bexplore.workloads.placement import place
 
@@ -156,7 +156,7 @@ def _assemble(
         job,
         shared.loss_module if shared else loss_module,
         optimizer,
-        shared.synchronize if shared else nothing_to_synchronize,
+        shared.synchronize if shared else contextlib.nullcontext,
     )
     return Workload(
         job=job,
@@ -169,11 +169,6 @@ def _assemble(
         bucket_bytes=shared.bucket_bytes if shared and optimizer is not None else 0,
         is_compiled_by_block=shared.is_compiled_by_block if shared else False,
     )
-
-
-def nothing_to_synchronize(_is_synchronized: bool) -> contextlib.AbstractContextManager[object]:
-    """Return a context for a pass whose gradients are synchronized elsewhere, or not at all."""
-    return contextlib.nullcontext()
 
 
 class _Halves:

@@ -8,7 +8,7 @@ import sys
 
 def test_autograd_runs_on_fake_tensors_of_a_gpu_that_is_not_there():
     program = """
-from bexplore.trace.absent_gpu.process import load_hooks
+from bexplore.trace.absent_gpu import load_hooks
 library = load_hooks()
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

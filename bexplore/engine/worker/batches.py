@@ -15,7 +15,7 @@ from bexplore.engine.worker.torch_private import prefer_dynamic
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation
 from bexplore.workloads import Batch, Workload
-from bexplore.workloads.user_batch import tensor_leaves
+from bexplore.workloads.batches import tensor_leaves
 
 _SAMPLES_COMPARED = 2
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bexplore.workloads import Workload
-from bexplore.workloads.user_batch import tensor_leaves
+from bexplore.workloads.batches import tensor_leaves
 
 # Sizes at which the inputs of blocks are compared. Samples.
 COMPARED_SIZES = (2, 3)

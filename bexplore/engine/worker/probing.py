@@ -39,8 +39,7 @@ from bexplore.job import Job
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.trace.fake_build import build_fake
 from bexplore.workloads import build
-from bexplore.workloads.input_pipeline import time_loader
-from bexplore.workloads.sample_lengths import read_lengths
+from bexplore.workloads.loader import read_lengths, time_loader
 
 
 def handlers(server: Server) -> Handlers:

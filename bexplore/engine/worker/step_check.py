@@ -11,7 +11,7 @@ from bexplore.engine.worker.deterministic import deterministic, restored
 from bexplore.errors import UserInputError
 from bexplore.host.emulation import is_emulated
 from bexplore.workloads import Batch, Workload
-from bexplore.workloads.user_batch import tensor_leaves
+from bexplore.workloads.batches import tensor_leaves
 
 FEWEST_SAMPLES = 4  # of a size whose half shows more than whether there are gradients
 _MOST_SAMPLES = 4  # of a batch: bounds the time; even, since some models pair their samples

@@ -2,16 +2,101 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from bexplore.trace.absent_gpu import kernels, streams
 from bexplore.trace.absent_gpu.attention import route_attention
 from bexplore.trace.gpu_properties import GpuProperties
+
+# Operators that have a kernel in the CUDA build, and fall apart where they have none. Source: native_functions.yaml of
+# torch 2.13, operators with both a CUDA and a CompositeImplicitAutograd kernel.
+_WITH_CUDA_KERNEL = ("silu_backward", "mish_backward", "_fused_rms_norm")
+
+
+def _keep_operators() -> torch.library.Library:
+    """Let operators stay whole that have a kernel in the CUDA build.
+
+    Returns:
+        The registration, which lasts as long as this object.
+    """
+    registration = torch.library.Library("aten", "IMPL")
+    for name in _WITH_CUDA_KERNEL:
+        registration.impl(name, _compute_nothing, "CUDA")
+    return registration
+
+
+def _compute_nothing(*_arguments: Any) -> torch.Tensor:
+    raise NotImplementedError("an absent device computes nothing")
+
+
+class Event:
+    """A point of a stream, which is always past."""
+
+    def __init__(self, **_options: Any) -> None:
+        """Make an event with the options of `torch.cuda.Event`."""
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Do nothing."""
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Do nothing."""
+
+    def query(self) -> bool:
+        """Return that all work before it is done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+class Stream:
+    """A queue of work, which is always empty."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_options: Any) -> None:
+        """Make a stream with the options of `torch.cuda.Stream`."""
+        self.priority = priority
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Return an event of this stream."""
+        return Event() if event is None else event
+
+    def wait_event(self, event: Event) -> None:
+        """Do nothing."""
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Do nothing."""
+
+    def query(self) -> bool:
+        """Return that all work is done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+_current = [Stream()]
+
+
+def current_stream(device: Any = None) -> Stream:
+    """Return the stream on which work is put now."""
+    return _current[-1]
+
+
+@contextlib.contextmanager
+def stream(stream: Stream | None) -> Iterator[None]:
+    """Put work on a stream within; None changes nothing."""
+    _current.append(stream or _current[-1])
+    try:
+        yield
+    finally:
+        _current.pop()
+
 
 _registrations: list[object] = []  # end with the process
 
@@ -39,7 +124,7 @@ def install(properties: GpuProperties) -> None:
     """Put the absent device in place of the devices of this process, which has not imported the compiler yet."""
     _replace_torch_cuda(properties)
     driver.set_active(AbsentDriver(properties.capability))
-    _registrations.extend([route_attention(properties.capability), kernels.keep_operators()])
+    _registrations.extend([route_attention(properties.capability), _keep_operators()])
     from bexplore.trace import torch_private  # the compiler keeps what it finds at its import
 
     torch_private.never_open_a_device()
@@ -65,10 +150,10 @@ def _replace_torch_cuda(properties: GpuProperties) -> None:
         "set_rng_state": lambda state, device="cuda": None,
         "_lazy_init": lambda: None,
         "is_current_stream_capturing": lambda: False,  # a CUDA build asks the device itself
-        "Stream": streams.Stream,
-        "Event": streams.Event,
-        "stream": streams.stream,
-        "current_stream": streams.current_stream,
+        "Stream": Stream,
+        "Event": Event,
+        "stream": stream,
+        "current_stream": current_stream,
         "_exchange_device": lambda index: 0,
         "_maybe_exchange_device": lambda index: 0,
     }

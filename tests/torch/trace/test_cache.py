@@ -14,8 +14,7 @@ from bexplore.host.records import to_record
 from bexplore.job import CompileSettings, Job
 from bexplore.trace import CostModel
 from bexplore.trace.cache import Sources, recall, remember
-from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.timeline import Peak, Phase
+from bexplore.trace.timeline import Peak, Phase, Polynomial
 
 UNCHANGED = Sources(files={}, packages={"torch": metadata.version("torch")})
 PROGRAM = """

@@ -18,8 +18,7 @@ from bexplore.job import CompileSettings, Job, Mode, Parallelism, Precision
 from bexplore.trace import passes
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.passes import PRIMES, choose_probe_batch
-from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.timeline import Phase, gradient_memory
+from bexplore.trace.timeline import Phase, Polynomial, gradient_memory
 from bexplore.trace.tracer import trace_job
 from bexplore.workloads import build
 from tests.builders import JOBS

@@ -12,13 +12,12 @@ import torch._inductor.config as inductor_config
 from bexplore.engine import program_client
 from bexplore.engine.program_client import recall_or_trace, trace_in_worker
 from bexplore.host.accelerators import device_by_name
-from bexplore.trace import CostModel, TraceError
-from bexplore.trace.absent_gpu import process
+from bexplore.trace import CostModel, TraceError, absent_gpu
 from bexplore.trace.absent_gpu.attention import Attention, AttentionBackend, choose_backend
 from bexplore.trace.gpu_properties import GpuProperties
-from bexplore.trace.plan import Allocate, Output, Plan, replay
+from bexplore.trace.lifetimes import Allocate, Output, Plan, replay
+from bexplore.trace.operators import workspace_sizes
 from bexplore.trace.tracer import trace_job
-from bexplore.trace.workspaces import workspace_sizes
 from tests.builders import RECORDED, imported_job
 from tests.recorded_lines import most_bytes, steps_of
 
@@ -171,16 +170,16 @@ def test_what_stood_in_for_a_gpu_is_not_remembered_as_its_program(tmp_path, monk
 
 
 def test_a_torch_that_was_not_checked_is_a_reason_against_an_absent_gpu(monkeypatch):
-    monkeypatch.setattr(process, "find_spec", lambda name: object())
-    monkeypatch.setattr(process, "version", lambda name: "2.99.0+cpu")
-    assert "2.99.0" in process.reason_against()
+    monkeypatch.setattr(absent_gpu, "find_spec", lambda name: object())
+    monkeypatch.setattr(absent_gpu, "version", lambda name: "2.99.0+cpu")
+    assert "2.99.0" in absent_gpu.reason_against()
 
 
 def test_triton_is_asked_for_by_the_extra_that_has_it(monkeypatch):
-    monkeypatch.setattr(process, "find_spec", lambda name: None)
-    assert "pip install 'bexplore[gpu-trace]'" in process.reason_against()
+    monkeypatch.setattr(absent_gpu, "find_spec", lambda name: None)
+    assert "pip install 'bexplore[gpu-trace]'" in absent_gpu.reason_against()
 
 
 def test_an_absent_gpu_cannot_appear_after_torch_was_imported():
     with pytest.raises(TraceError, match="before torch is imported"):
-        process.stand_in(H100)
+        absent_gpu.stand_in(H100)

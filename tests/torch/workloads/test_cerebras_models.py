@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bexplore.job import Precision
-from bexplore.workloads.decoder_config import DecoderConfig
+from bexplore.workloads.decoder import DecoderConfig
 from tests.config_builders import FLAG, Folder, sections, trainer
 
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads import Workload, build
-from bexplore.workloads.decoder_config import ACTIVATIONS, GATED_ACTIVATIONS, DecoderConfig
+from bexplore.workloads.decoder import ACTIVATIONS, GATED_ACTIVATIONS, DecoderConfig
 
 GPT = {"vocab_size": 61, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 8}
 LLAMA = GPT | {

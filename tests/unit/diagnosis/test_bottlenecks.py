@@ -12,7 +12,7 @@ from bexplore.job import Job, Parallelism, Precision, TorchSettings
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.run.parallel_result import ParallelResult
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Polynomial
 
 GPU = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "num_multiprocessors": 132}
 CPU = {"device": "cpu"}

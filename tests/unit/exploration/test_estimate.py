@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from bexplore.exploration.estimate import expected_duration
-from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Polynomial
 from tests.run_builders import cost_model, make_run
 
 MACHINE = {"torch": "2.13.0", "processor": None, "accelerator": None, "threads": None}

@@ -37,8 +37,7 @@ from bexplore.run.events import Traced
 from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.timeline import Peak, Phase
+from bexplore.trace.timeline import Peak, Phase, Polynomial
 from tests.run_builders import make_run, probe
 
 GIB = 2**30

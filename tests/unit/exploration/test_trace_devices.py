@@ -17,8 +17,7 @@ from bexplore.job import Job
 from bexplore.output.tables import devices_table, trace_table
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
-from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.timeline import Peak, Phase
+from bexplore.trace.timeline import Peak, Phase, Polynomial
 
 GIB = 2**30
 JOB = """\

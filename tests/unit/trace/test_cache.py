@@ -14,8 +14,7 @@ from bexplore.job import Job
 from bexplore.trace import CostModel, cache
 from bexplore.trace.cache import Sources, imported_sources, recall, remember
 from bexplore.trace.gpu_properties import GpuProperties
-from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.timeline import Peak, Phase
+from bexplore.trace.timeline import Peak, Phase, Polynomial
 
 H100 = GpuProperties.of_device(device_by_name("h100"))
 UNCHANGED = Sources(files={}, packages={"torch": metadata.version("torch")})

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bexplore.host.records import from_record, to_record
-from bexplore.trace.cost_model import CostModel
-from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.timeline import Buffer, Event, Phase, Place, find_peaks
+from bexplore.job.lengths import Lengths
+from bexplore.trace.cost_model import CostModel, MemoryByLength, traced_lengths
+from bexplore.trace.timeline import Buffer, Event, Peak, Phase, Place, Polynomial, find_peaks
 
 sizes = st.integers(0, 10**9)
 
@@ -77,3 +78,101 @@ def test_a_size_is_taken_for_a_multiple_of_the_samples_where_it_is_one_of_the_pr
     assert Polynomial.of_value(1000, 61) == Polynomial(1000)
     assert Polynomial.of_value(1000 * 61, 61) == Polynomial(0, 1000)
     assert Polynomial.of_value(3 * 61 * 61, 61) == Polynomial(0, 0, 3)
+
+
+# Memory between traced lengths: exact at them, quadratic in between.
+WEIGHTS, ATTENTION = 100_000, 3
+
+
+def model_at(length: int) -> CostModel:
+    """A program whose activations grow with the square of the length, and whose update is alike for all."""
+    forward = Polynomial(WEIGHTS, 40 * length + ATTENTION * length**2)
+    backward = Polynomial(WEIGHTS + 500 * length, 40 * length)
+    sizes = {Phase.FORWARD: forward, Phase.BACKWARD: backward, Phase.UPDATE: Polynomial(2 * WEIGHTS)}
+    return CostModel(
+        fingerprint="0123456789abcdef",
+        num_parameters=250,
+        model_flops=Polynomial(0, 6),
+        hardware_flops=Polynomial(0, 8),
+        bytes_moved=Polynomial(5, 3),
+        resident=(),
+        peaks={phase: (Peak(size=size, buffers=()),) for phase, size in sizes.items()},
+        relative_sd=0.01,
+        trace_s=1.5,
+        device="cpu",
+        compiler="torch 2.13.0",
+    )
+
+
+def memory(*lengths: int) -> MemoryByLength:
+    return MemoryByLength(models={length: model_at(length) for length in lengths})
+
+
+MEMORY = memory(512, 256, 128)
+
+
+@pytest.mark.parametrize(
+    ("samples", "multiple_of", "traced"),
+    [
+        ([10, 512], 1, (512, 256, 128)),
+        ([510], 1, (510, 255, 128)),
+        ([100], 64, (128, 64)),
+        ([100], 32, (128, 64, 32)),
+        ([12], 1, (12,)),
+        ([5], 1, (5,)),
+    ],
+)
+def test_a_job_is_traced_at_its_longest_length_first_and_at_parts_of_it_that_occur(samples, multiple_of, traced):
+    assert traced_lengths(Lengths.of_samples(samples, multiple_of=multiple_of)) == traced
+
+
+@pytest.mark.parametrize("size", [1, 3, 64])
+@pytest.mark.parametrize("length", [128, 256, 512])
+def test_the_peak_at_a_traced_length_is_that_of_its_trace(size, length):
+    assert MEMORY.peak_memory_bytes(size, length) == model_at(length).peak_memory_bytes(size)
+
+
+@pytest.mark.parametrize("size", [1, 3, 64])
+@pytest.mark.parametrize("length", [1, 100, 129, 200, 400, 511, 2000])
+def test_the_peak_at_another_length_is_that_of_a_program_quadratic_in_it(size, length):
+    assert MEMORY.peak_memory_bytes(size, length) == model_at(length).peak_memory_bytes(size)
+
+
+def test_two_traced_lengths_make_a_line():
+    two = memory(128, 64)
+    assert two.peak_memory_bytes(8, 96) == pytest.approx(
+        (two.peak_memory_bytes(8, 64) + two.peak_memory_bytes(8, 128)) / 2, abs=1
+    )
+
+
+def test_the_highest_phase_may_be_another_at_another_length():
+    short, long = (model_at(length).peak_at(1)[0] for length in (128, 512))
+
+    assert (short, long) == (Phase.UPDATE, Phase.FORWARD)
+    assert MEMORY.peak_memory_bytes(1, 64) == 2 * WEIGHTS
+
+
+@pytest.mark.parametrize("size", [1, 2, 16])
+def test_the_longest_length_that_fits_is_the_last_within_the_budget(size):
+    budget = MEMORY.peak_memory_bytes(size, 300)
+    longest = MEMORY.longest_that_fits(size, budget, limit=4096)
+
+    assert longest == 300
+    assert MEMORY.peak_memory_bytes(size, longest + 1) > budget
+
+
+def test_a_length_beyond_the_traced_ones_may_fit():
+    assert MEMORY.longest_that_fits(1, model_at(3000).peak_memory_bytes(1), limit=4096) == 3000
+
+
+def test_no_length_fits_a_budget_below_the_weights_and_no_more_than_the_limit_fit_a_large_one():
+    assert MEMORY.longest_that_fits(1, WEIGHTS, limit=4096) == 0
+    assert MEMORY.longest_that_fits(1, 10**12, limit=600) == 600
+
+
+def test_larger_budgets_fit_longer_samples_and_larger_sizes_shorter_ones():
+    by_budget = [MEMORY.longest_that_fits(4, budget, limit=4096) for budget in range(300_000, 6_000_000, 300_000)]
+    by_size = [MEMORY.longest_that_fits(size, 2_000_000, limit=4096) for size in (1, 2, 4, 8, 16)]
+
+    assert by_budget == sorted(set(by_budget))
+    assert by_size == sorted(set(by_size), reverse=True)

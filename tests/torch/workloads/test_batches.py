@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bexplore.errors import UnusableSizeError, UserInputError
 from bexplore.workloads import build
-from bexplore.workloads.user_batch import batch_layout
+from bexplore.workloads.batches import batch_layout
 from tests.builders import imported_job
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Polynomial
 
 
 def test_polynomials_multiply():

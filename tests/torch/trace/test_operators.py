@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.trace.workspaces import blas_workspace_bytes
+from bexplore.trace.operators import blas_workspace_bytes
 
 MIB = 2**20
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from bexplore.errors import UserInputError
-from bexplore.workloads import input_pipeline
-from bexplore.workloads.input_pipeline import time_loader
+from bexplore.workloads import loader
+from bexplore.workloads.loader import time_loader
 from tests.builders import imported_job
 
 
@@ -26,7 +26,7 @@ def clock(monkeypatch):
     def install(*intervals_s: float) -> None:
         waits = itertools.chain([0.0], intervals_s, itertools.repeat(intervals_s[-1]))
         arrivals = itertools.accumulate(waits)
-        monkeypatch.setattr(input_pipeline, "time", SimpleNamespace(perf_counter=lambda: next(arrivals)))
+        monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=lambda: next(arrivals)))
 
     return install
 
@@ -38,7 +38,7 @@ def test_a_loader_gives_what_its_slowest_part_allows(clock):
 
     assert speed.num_workers == 0
     assert speed.samples_per_s == pytest.approx(2 / 0.02)
-    assert speed.elapsed_s > input_pipeline.TIMED_S
+    assert speed.elapsed_s > loader.TIMED_S
     assert speed.num_batches == round(speed.elapsed_s / 0.02)
 
 
@@ -62,7 +62,7 @@ def test_any_iterable_of_batches_is_a_loader(clock):
 
 
 def test_a_loader_that_is_slower_than_the_limit_is_not_waited_for(clock):
-    clock(input_pipeline.LONGEST_S)
+    clock(loader.LONGEST_S)
 
     assert time_loader(job("quick"), 2).num_batches == 1
 
