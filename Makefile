@@ -12,7 +12,10 @@ BENCH_STAMP := $(VENV)/.installed-bench
 COMMAND_VENV := .venv-command
 COMMAND_STAMP := $(COMMAND_VENV)/.installed
 # As many processes as the tests get use the processors already: threads of torch and numpy beside them only wait.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+# What `make test` leaves to `make test-rest`: programs of others, statistics, and the tests of the benchmarks.
+REST := external or statistics or benchmark
 # The CUDA build of a PyTorch and its Triton alone: emulated libraries stand in for NVIDIA's.
 TORCH ?= 2.13.0
 CUDA_FOLDER := .cuda/$(TORCH)
@@ -26,12 +29,15 @@ ARGS ?=
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-fast test-gpu-trace test-oldest-numpy test-gpu test-torch device-lines check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-command bench-emulated clean dist
+.PHONY: help setup explore test test-all test-rest test-fast test-gpu-trace test-oldest-numpy test-gpu test-torch device-lines check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-command bench-emulated clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
-	@echo "make test          run the tests"
-	@echo "make test-fast     run the tests that need neither torch nor a worker: less than a minute"
+	@echo "make test          run the tests; ARGS='-k name' picks some"
+	@echo "make test-fast     run the tests that need neither torch nor a worker: half a minute"
+	@echo "make test-ROOM     run the tests of one room: test-search, test-engine, test-command, test-cli, ..."
+	@echo "make test-rest     run what make test leaves out: Slurm, Ray, PostgreSQL, type checkers, statistics, benchmarks"
+	@echo "make test-all      run make test and make test-rest"
 	@echo "make test-gpu-trace  the tests on a GPU that is not there: they need Triton, 190 MB"
 	@echo "make test-oldest-numpy  the unit tests with numpy 1.26"
 	@echo "make test-gpu      the tests on an emulated GPU, under the CUDA build of torch $(TORCH): it is fetched, 700 MB"
@@ -68,10 +74,20 @@ explore: $(STAMP)
 	$(BIN)/bexplore explore $(CONFIG) $(ARGS)
 
 test: $(STAMP)
-	$(PYTEST) --dist worksteal $(ARGS)
+	$(PYTEST) --dist worksteal -m 'not gpu_trace and not ($(REST))' $(ARGS)
+
+test-rest: $(STAMP)
+	$(PYTEST) --dist worksteal -m 'not gpu_trace and ($(REST))' $(ARGS)
+
+test-all: test test-rest
 
 test-fast: $(STAMP)
-	$(PYTEST) --dist worksteal -m 'not statistics' tests/unit tests/rules $(ARGS)
+	$(PYTEST) --dist worksteal -m 'not gpu_trace and not ($(REST))' tests/unit tests/rules $(ARGS)
+
+# The tests of one room: its folders, and the files elsewhere that have its name.
+test-%: $(STAMP)
+	$(PYTEST) --dist worksteal -m 'not gpu_trace and not ($(REST))' \
+		$(or $(wildcard tests/unit/$* tests/torch/$* tests/$* tests/*/test_$*.py tests/*/test_$*_*.py),$(error no tests of $*: see tests/unit)) $(ARGS)
 
 # Triton is large, and only the tests of GPU programs need it.
 $(GPU_TRACE_STAMP): $(STAMP)

@@ -56,6 +56,7 @@ def in_browser(path: Path, source: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
+@pytest.mark.external
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the page cannot be laid out")
 def test_in_a_browser_no_table_is_cut_on_a_wide_a_middling_or_a_narrow_screen(tmp_path):
     run = make_run(tmp_path)
@@ -75,6 +76,7 @@ def test_in_a_browser_no_table_is_cut_on_a_wide_a_middling_or_a_narrow_screen(tm
     assert "<title>cut:6/0 6/0 6/0;</title>" in done.stdout
 
 
+@pytest.mark.external
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the page's script cannot be run")
 def test_in_a_browser_the_page_runs_without_an_error_and_hovering_shows_the_numbers(tmp_path):
     source = html(read_report_data(make_run(tmp_path)))

@@ -109,6 +109,7 @@ def test_a_template_may_start_ranks_by_itself(tmp_path):
     assert len(found.details["parallel"]["ranks"]) == NUM_RANKS
 
 
+@pytest.mark.external
 def test_ranks_that_ray_starts_are_measured(tmp_path):
     pytest.importorskip("ray", reason="the extra ray is not installed")
     found = run(tmp_path, job(), kind="ray")

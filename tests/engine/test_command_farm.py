@@ -16,6 +16,8 @@ import pytest
 from tests.builders import ROOT
 from tests.command_builders import TRAIN, marked_processes, shared_memory
 
+pytestmark = pytest.mark.external
+
 SIZES = (2, 8, 32, 128)  # a step takes about the same time at each: the largest is the fastest by far
 SEARCHING = ("base", "search")  # purposes of a probe that looks for something new; others repeat a size on purpose
 # The command line, with as little waiting as in other tests of commands, and as one of several hosts: leases name them.

@@ -20,6 +20,8 @@ from bexplore.measurement.probe import Outcome
 from tests.builders import ROOT
 from tests.command_builders import marked_processes, probe_of, search_probe_of, shared_memory
 
+pytestmark = pytest.mark.external
+
 PAGE = (ROOT / "docs" / "commands.md").read_text()
 (RAY_INIT,) = re.findall(r"<!-- ray: init -->\n```python\n(.*?)```", PAGE, re.DOTALL)  # as the page tells users
 # A driver of two actors that train together; half a processor each, so that a machine with one has room for them.

@@ -16,7 +16,10 @@ from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from tests import postgres_builders
 
-pytestmark = pytest.mark.skipif(bool(postgres_builders.missing()), reason=postgres_builders.missing() or "it is there")
+pytestmark = [
+    pytest.mark.external,
+    pytest.mark.skipif(bool(postgres_builders.missing()), reason=postgres_builders.missing() or "it is there"),
+]
 SPACE = Space.from_sizes([1, 2, 4, 8, 16])
 
 

@@ -29,6 +29,7 @@ def test_each_public_name_is_imported_for_type_checkers():
     assert typed == bexplore._PUBLIC | dict.fromkeys(bexplore._MODULES, "bexplore")
 
 
+@pytest.mark.external
 def test_a_program_of_a_user_is_typed_under_mypy_strict():
     # As a user has it: without this project's settings, and without errors inside of the package.
     options = ["--strict", "--follow-imports=silent", "--config-file=", "--no-error-summary"]
@@ -38,6 +39,7 @@ def test_a_program_of_a_user_is_typed_under_mypy_strict():
     assert {int(number) for number in re.findall(r":(\d+): error:", done.stdout)} == set(EXPECTED), done.stdout
 
 
+@pytest.mark.external
 @pytest.mark.skipif(importlib.util.find_spec("pyright") is None, reason="pyright is not installed: make setup")
 def test_a_program_of_a_user_is_typed_under_pyright_strict(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM.read_text())

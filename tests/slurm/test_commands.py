@@ -21,6 +21,8 @@ from bexplore.measurement.probe import Outcome
 from tests.builders import ROOT
 from tests.command_builders import TRAIN, marked_processes, probe_of, search_probe_of, shared_memory
 
+pytestmark = pytest.mark.external
+
 PAGE = (ROOT / "docs" / "commands.md").read_text()
 SCRIPTS = dict(re.findall(r"<!-- sbatch: (\w+) -->\n```bash\n(.*?)```", PAGE, re.DOTALL))
 # The names of the ranks for a script that reads torchrun's, as the page has it.

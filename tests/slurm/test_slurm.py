@@ -6,9 +6,13 @@ import os
 import subprocess
 import time
 
+import pytest
+
 from bexplore.engine.runner import EngineRunner
 from bexplore.measurement.probe import Outcome
 from tests.rank_builders import job, probe, run, settings
+
+pytestmark = pytest.mark.external
 
 CLEANING_S = 60.0  # a busy node ends what is left of a step seconds after its tasks
 

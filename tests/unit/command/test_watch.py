@@ -96,6 +96,7 @@ def watched(training: Training, **fields) -> tuple[Ending, float]:
         should_stop=lambda: False,
         stop_after=training.stop_after,
         beat=lambda: None,
+        _began_s=training.clock.now_s,  # its default is the clock of this machine
         look=lambda pids: None,
         **given,
     )
