@@ -11,7 +11,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-EXAMPLES = Path("bexplore", "config", "starter", "example_files")  # examples.py, beside it, looks there
+EXAMPLES = Path("bexplore", "config", "example_files")  # starter.py, beside it, looks there
 
 
 class WithExamples(build_py):

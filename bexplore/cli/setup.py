@@ -15,8 +15,8 @@ import click
 from bexplore.actions.doctor import Check, Status, examine
 from bexplore.cli.options import COMMAND, CommandBehindDashes
 from bexplore.command import attach as pth
+from bexplore.config import starter
 from bexplore.config.load import load_config
-from bexplore.config.starter import examples, starter
 from bexplore.emulated_gpu import describe_tools
 from bexplore.emulated_gpu.config_environment import build_environment
 from bexplore.engine.process.rank_listener import KEY_VARIABLE
@@ -62,10 +62,10 @@ def init(context: click.Context, source: Path | None, output: Path | None, force
     if (source is None) == (not command):
         raise click.UsageError("Give one of SOURCE and a training command behind --.")
     if command:
-        made = starter.of_command(command)
+        made = starter.from_command(command)
     else:
         assert source is not None  # one of the two is given
-        made = starter.of_script(source) if source.suffix == ".py" else starter.of_file(source)
+        made = starter.from_script(source) if source.suffix == ".py" else starter.from_file(source)
     target = output or made.target
     _write(target, made.text, force=force)
     for note in made.notes:
@@ -76,10 +76,10 @@ def init(context: click.Context, source: Path | None, output: Path | None, force
 def _example(name: str, output: Path | None, *, force: bool) -> None:
     """List the examples, or write one, with the files that it needs beside it."""
     if not name:
-        for known, about in examples.listed().items():
+        for known, about in starter.list_examples().items():
             click.echo(f"{known:<14} {about}")
         return
-    texts = examples.files_of(name)
+    texts = starter.read_example(name)
     targets = [output or path if number == 0 else path for number, path in enumerate(texts)]
     for target, text in zip(targets, texts.values(), strict=True):
         _write(target, text, force=force)

@@ -24,7 +24,7 @@ ORDER = {
     "emulated_gpu": "cuda_torch libraries environment config_environment",
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command sections config dialects json_schema "
-    "starter load",
+    "hydra_tree starter load",
     "config.dialects.cerebras": "section decoders encoders vision layout optimizer request load",
     "workloads": "torch_private placement import_path blocks optimizers parallel workload batches loader decoder hf "
     "imported builders",

@@ -74,7 +74,7 @@ def test_no_text_of_the_package_names_a_file_of_the_clone():
         f"{path.name}:{line}"
         for path in PACKAGE
         for line, text in texts(path)
-        if folders.search(text.replace(A_USERS_OWN, "")) and "starter/examples" not in str(path)
+        if folders.search(text.replace(A_USERS_OWN, "")) and path.name != "starter.py"
     ]
     assert named == []
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from bexplore.config import starter
 from bexplore.config.config import Config, RequestKind
 from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.family import Numbers, launched
 from bexplore.config.document.writer import without_section
 from bexplore.config.load import load_config
-from bexplore.config.starter import starter
 from bexplore.errors import UserInputError
 from tests.family_builders import TEXTS
 
@@ -245,7 +245,7 @@ def test_the_section_of_bexplore_is_left_out_of_json(text, expected):
 def test_a_copy_of_what_init_wrote_has_the_keys_of_the_users_file_alone(tmp_path, name):
     suffix, text, (_, _, total, _) = TEXTS[name]
     own = text.replace("'explore'", "4").replace('"explore"', "4").replace("explore", "4")
-    made = starter.of_file(written(tmp_path, own, suffix)).text
+    made = starter.from_file(written(tmp_path, own, suffix)).text
 
     copied = copy(loaded(tmp_path, made, suffix, *(["explore.replicas=1"] if total else [])), micro_batch_size=4)
 
@@ -290,7 +290,7 @@ def test_init_changes_the_size_and_fixes_the_batch_of_a_step_that_the_file_had(t
     own = text.replace('"explore"', "4").replace("'explore'", "4").replace("explore", "4")
     path = written(tmp_path, own, suffix)
 
-    starter_file = starter.of_file(path)
+    starter_file = starter.from_file(path)
     made, notes = starter_file.text, starter_file.notes
 
     assert path.read_text() == own

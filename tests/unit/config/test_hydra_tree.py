@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bexplore.config import starter
+from bexplore.config.hydra_tree import read_leaves
 from bexplore.config.load import load_config
-from bexplore.config.starter import starter
-from bexplore.config.starter.hydra_tree import leaves
 from bexplore.errors import UserInputError
 
 TREE = {
@@ -68,7 +68,7 @@ def tree(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_tree_is_composed_as_hydra_composes_it_with_the_line_of_each_value(tree):
-    found = {leaf.override: leaf for leaf in leaves(tree)}
+    found = {leaf.override: leaf for leaf in read_leaves(tree)}
 
     assert {name: leaf.value for name, leaf in found.items()} == COMPOSED
     assert found["data.batch_size"].where == "conf/experiment/one.yaml:5"
@@ -78,7 +78,7 @@ def test_a_tree_is_composed_as_hydra_composes_it_with_the_line_of_each_value(tre
 def test_a_tree_becomes_a_command_with_overrides_that_keeps_the_batch_of_a_step(tree):
     Path("main.py").write_text(SCRIPT.format(name="config"))
 
-    made = starter.of_file(tree)
+    made = starter.from_file(tree)
 
     assert made.target == Path("explore.yaml")
     assert "data.batch_size: 64 -> explore (conf/experiment/one.yaml:5)" in made.notes
@@ -89,21 +89,21 @@ def test_a_tree_becomes_a_command_with_overrides_that_keeps_the_batch_of_a_step(
         *("python", "main.py", "data.batch_size={micro_batch_size}"),
         *("trainer.accumulate_grad_batches={accumulation}", "hydra.run.dir={output_dir}"),
     )
-    assert starter.of_script(Path("main.py")).text == made.text
+    assert starter.from_script(Path("main.py")).text == made.text
 
 
 def test_another_primary_file_than_the_scripts_own_is_named_in_the_command(tree):
     Path("main.py").write_text(SCRIPT.format(name="other"))
-    assert "python main.py --config-name=config data.batch_size=" in starter.of_file(tree).text
+    assert "python main.py --config-name=config data.batch_size=" in starter.from_file(tree).text
 
 
 def test_without_a_script_its_name_is_asked_for(tree):
-    assert starter.of_file(tree).notes[-1] == "no script with hydra.main was found: write its name for train.py"
+    assert starter.from_file(tree).notes[-1] == "no script with hydra.main was found: write its name for train.py"
 
 
 def test_a_command_of_hydra_gets_its_output_folder(tree):
     Path("main.py").write_text(SCRIPT.format(name="config"))
-    made = starter.of_command(("python", "main.py", "data.batch_size=16", "trainer.accumulate_grad_batches=2"))
+    made = starter.from_command(("python", "main.py", "data.batch_size=16", "trainer.accumulate_grad_batches=2"))
     assert (
         "python main.py data.batch_size={micro_batch_size} trainer.accumulate_grad_batches={accumulation} "
         "hydra.run.dir={output_dir}\n"
@@ -122,4 +122,4 @@ def test_a_command_of_hydra_gets_its_output_folder(tree):
 def test_a_broken_tree_is_one_error(tree, name, text, message):
     Path(f"conf/{name}.yaml").write_text(text)
     with pytest.raises(UserInputError, match=message):
-        starter.of_file(tree)
+        starter.from_file(tree)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.document import document
-from bexplore.config.document.document import Document, dotted_path
+from bexplore.config.document.document import dotted_path
 from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.values import paths_below
 from bexplore.errors import UserInputError
@@ -50,13 +50,13 @@ def is_tree(values: Mapping[str, Any]) -> bool:
     return isinstance(listed, list) and bool(listed) and all(isinstance(one, str | dict) for one in listed)
 
 
-def leaves(path: Path) -> list[Leaf]:
+def read_leaves(path: Path) -> list[Leaf]:
     """Return the plain values of a tree; of those that stand in several files, the one that wins.
 
     Raises:
         UserInputError: A file of the tree is absent or wrong, or there are too many.
     """
-    first = _Tree(path.parent)
+    first = _Tree(path.parent, {})
     for _ in first.read(path, group="", package=()):
         pass  # a file may override an option that stands before it
     found = _Tree(path.parent, first.overrides).read(path, group="", package=())
@@ -64,15 +64,15 @@ def leaves(path: Path) -> list[Leaf]:
 
 
 class _Tree:
-    """The files below the folder of the primary one.
+    """The files below a folder.
 
     Attributes:
-        overrides: Option by group, of the entries that override one; those of a first reading hold in a second.
+        overrides: Option by group, of the entries that override one.
     """
 
-    def __init__(self, folder: Path, overrides: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, chosen: Mapping[str, Any]) -> None:
         self.overrides: dict[str, Any] = {}
-        self._folder, self._chosen = folder, overrides or {}
+        self._folder, self._chosen = folder, chosen  # what a first reading has found to be overridden
         self._num_files = 0
 
     def read(self, path: Path, *, group: str, package: KeyPath) -> Iterator[Leaf]:
@@ -80,46 +80,50 @@ class _Tree:
         self._num_files += 1
         if self._num_files > MAX_FILES:
             raise UserInputError(f"{path}: more than {MAX_FILES} files; do two of them name each other?")
-        read = document.read(path)
+        file = document.read(path)
         declared = _PACKAGE.search(document.read_text(path))
         if declared is not None and group:
-            package = _package(declared[1], group)
-        listed: list[Any] = read.values["defaults"] if is_tree(read.values) else []
-        own = list(_own(read, package))
-        for entry in [*listed, *(() if "_self_" in listed else ("_self_",))]:
+            parts = declared[1].replace("_group_", group.replace("/", ".")).split(".")
+            package = tuple(part for part in parts if part not in ("", _GLOBAL))
+        entries: list[Any] = file.values["defaults"] if is_tree(file.values) else []
+        for entry in [*entries, *(() if "_self_" in entries else ("_self_",))]:
             if entry == "_self_":
-                yield from own
+                keys = (key for key in file.values if key not in ("defaults", "hydra"))
+                for own in (own for key in keys for own in paths_below(file.values[key], (key,))):
+                    yield Leaf(path=(*package, *own), value=file.get(own), where=file.where(own))
             elif isinstance(entry, str):
-                yield from self._option(path, *_cut(entry), group=group, around=package)
+                yield from self._read_named(path, entry, group, package)
             else:
                 for named, options in entry.items():
-                    yield from self._member(path, named, options, group=group, around=package)
+                    yield from self._read_options(path, named, options, group, package)
 
-    def _option(self, by: Path, name: str, at: str, *, group: str, around: KeyPath) -> Iterator[Leaf]:
-        """Read a file that an entry without an option names: `name`, `group/name`, `/group/name`."""
+    def _read_named(self, by: Path, entry: str, group: str, around: KeyPath) -> Iterator[Leaf]:
+        """Read the file of an entry without an option: `name`, `group/name`, `/group/name`."""
+        name, _, at = entry.split()[-1].partition("@")
         inner, _, option = name.rpartition("/")
-        target = _joined(group, inner) if not name.startswith("/") else inner.strip("/")
+        target = inner.strip("/") if name.startswith("/") else f"{group}/{inner}".strip("/")
         # An entry of the file's own group shares its package; one of a group below has its group's.
-        package = _placed(at, around) if at else (around if not inner else _below(around, group, target))
-        yield from self._file(by, target, option, package, is_optional=False)
+        yield from self._read_file(by, target, option, _package(group, target, at, around) if at or inner else around)
 
-    def _member(self, by: Path, named: str, option: Any, *, group: str, around: KeyPath) -> Iterator[Leaf]:
+    def _read_options(self, by: Path, named: str, option: Any, group: str, around: KeyPath) -> Iterator[Leaf]:
         """Read the files of an entry `group: option`, or note what an `override` puts in its place."""
         *words, name = named.split()
-        name, at = _cut(name)
-        target = name.strip("/") if name.startswith("/") else _joined(group, name)
+        name, _, at = name.partition("@")
+        target = name.strip("/") if name.startswith("/") else f"{group}/{name}".strip("/")
         if "override" in words:
             self.overrides[target] = option
             return
         option = self._chosen.get(target, option)
         if option is None or option == "???" or target.split("/")[0] == "hydra":
             return  # without an option, or of Hydra itself
-        package = _placed(at, around) if at else _below(around, group, target)
         for one in option if isinstance(option, list) else [option]:
             is_optional = "optional" in words or "${" in str(one)
-            yield from self._file(by, target, str(one), package, is_optional=is_optional)
+            package = _package(group, target, at, around)
+            yield from self._read_file(by, target, str(one), package, is_optional=is_optional)
 
-    def _file(self, by: Path, group: str, option: str, package: KeyPath, *, is_optional: bool) -> Iterator[Leaf]:
+    def _read_file(
+        self, by: Path, group: str, option: str, package: KeyPath, *, is_optional: bool = False
+    ) -> Iterator[Leaf]:
         stem = option.removesuffix(".yaml").removesuffix(".yml")
         places = [self._folder / group / f"{stem}{suffix}" for suffix in (".yaml", ".yml")]
         path = next((place for place in places if place.is_file()), None)
@@ -129,38 +133,9 @@ class _Tree:
             raise UserInputError(f"{by}: {places[0]} is absent, which its defaults name")
 
 
-def _own(read: Document, package: KeyPath) -> Iterator[Leaf]:
-    for key, value in read.values.items():
-        if key not in ("defaults", "hydra"):
-            for path in paths_below(value, (key,)):
-                yield Leaf(path=(*package, *path), value=read.get(path), where=read.where(path))
-
-
-def _cut(name: str) -> tuple[str, str]:
-    """Return a name and its package: `group@package`."""
-    before, _, package = name.split()[-1].partition("@")
-    return before, package
-
-
-def _joined(group: str, name: str) -> str:
-    return f"{group}/{name}".strip("/")
-
-
-def _below(around: KeyPath, group: str, target: str) -> KeyPath:
-    """Return the package of a group that a file names: below the file's own, by the keys that the group adds."""
-    if group and target.startswith(f"{group}/"):
-        target = target.removeprefix(f"{group}/")
-    return (*around, *(part for part in target.split("/") if part))
-
-
-def _placed(at: str, around: KeyPath) -> KeyPath:
-    """Return the package behind `@`, which is relative to that of the file that names it."""
+def _package(group: str, target: str, at: str, around: KeyPath) -> KeyPath:
+    """Return the package of a file: behind `@`, else by the keys that its group adds to that of the file around it."""
     if at.split(".")[0] == _GLOBAL:
         return tuple(at.split(".")[1:])
-    return (*around, *(part for part in at.split(".") if part not in ("", "_here_")))
-
-
-def _package(declared: str, group: str) -> KeyPath:
-    """Return the package that a file declares for itself; `_group_` stands for its group's."""
-    parts = declared.replace("_group_", group.replace("/", ".")).split(".")
-    return tuple(part for part in parts if part not in ("", _GLOBAL))
+    parts = at.split(".") if at else target.removeprefix(f"{group}/" if group else "").split("/")
+    return (*around, *(part for part in parts if part not in ("", "_here_")))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.config.starter import starter
+from bexplore.config import starter
 from bexplore.errors import UserInputError
 
 
@@ -33,7 +33,7 @@ def test_a_size_that_a_script_fixes_is_named_with_its_line_and_the_way_out(tmp_p
     path.write_text(script)
 
     with pytest.raises(UserInputError) as raised:
-        starter.of_script(path)
+        starter.from_script(path)
 
     assert text in raised.value.message
     assert hint in raised.value.hint
@@ -44,4 +44,4 @@ def test_a_script_that_is_not_python_is_one_error(tmp_path, text):
     path = Path(tmp_path / "train.py")
     path.write_text(text)
     with pytest.raises(UserInputError, match="is not Python"):
-        starter.of_script(path)
+        starter.from_script(path)

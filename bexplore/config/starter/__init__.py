@@ -1,1 +1,0 @@
-"""Files to start from, which `bexplore init` writes."""
