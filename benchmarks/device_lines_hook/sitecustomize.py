@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 LISTED = os.environ.get("BEXPLORE_DEVICE_LINES", "")  # {path: [lines]} as JSON
-OBSERVER = "bexplore_observer.py"  # which a start of a command compiles from a copy
+OBSERVER = "/bexplore_observer/"  # folder of which a start of a command loads a copy
 SEEN = os.environ.get("BEXPLORE_DEVICE_LINES_SEEN", "")  # a line `path:line` for each, from all processes
 
 
@@ -32,20 +32,14 @@ def _install() -> None:
 
     def get_noting_code(self, fullname):
         path = self.get_filename(fullname)
-        if path not in listed:
+        source = copies.get(path.rpartition(OBSERVER)[2], path) if OBSERVER in path else path
+        if source not in listed:
             return get_code(self, fullname)
-        return compile_source(_noting_tree(self.get_data(path), path, listed[path]), path, "exec", dont_inherit=True)
+        tree = _noting_tree(self.get_data(path), source, listed[source])
+        return builtins.compile(tree, path, "exec", dont_inherit=True)
 
+    copies = {path.rpartition(OBSERVER)[2]: path for path in listed if OBSERVER in path}
     loader.get_code = get_noting_code
-    compile_source = builtins.compile
-    observers = [path for path in listed if path.endswith(OBSERVER)]
-
-    def compile_noting(source, filename, *arguments, **named):
-        if observers and isinstance(source, str) and str(filename).endswith(OBSERVER):
-            source = _noting_tree(source, observers[0], listed[observers[0]])
-        return compile_source(source, filename, *arguments, **named)
-
-    builtins.compile = compile_noting
 
 
 def _noting_tree(source, path, lines):

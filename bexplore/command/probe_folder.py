@@ -20,6 +20,7 @@ from bexplore.host import process_tree
 from bexplore.host.secret_values import hide_in_file
 
 OBSERVER = Path(__file__).parent / "observer"
+LOG_VARIABLE = "BEXPLORE_OBSERVER_LOG"  # names a file to which each observed process adds a line for each event
 TOLD = ("last_step", "release", "next")  # files with a line for the ranks
 # Switches with which trackers and telemetry are off, by their own documentation.
 TRACKERS_OFF = {
@@ -62,19 +63,19 @@ class ProbeFolder:
         inject = self.path / "observer"
         self.path.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o700)  # the copy of the file, the environment and what the training prints may hold secrets
-        for folder in (self.path / "output", inject):
-            folder.mkdir(parents=True)
+        (self.path / "output").mkdir()
         self._make_reports()
-        for source in OBSERVER.glob("*.py"):
-            shutil.copyfile(source, inject / source.name)
+        shutil.copytree(OBSERVER, inject, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copyfile(process_tree.__file__, inject / "bexplore_process_tree.py")
         (inject / process_tree.LIFE).touch()
         (inject / "place").write_text(process_tree.read_namespace())
-        _compile(inject / "sitecustomize.py")
-        (inject / "probe.json").write_text(json.dumps({**settings, "reports": str(self.reports)}))
+        _compile(inject)
         if command.file is not None:
             (self.path / command.file.name).write_text(command.file.copy(values))
         _, env = command.filled(values)
+        log = env.get(LOG_VARIABLE, os.environ.get(LOG_VARIABLE))
+        told = {**settings, "reports": str(self.reports), "log": str(Path(log).absolute()) if log else None}
+        (inject / "probe.json").write_text(json.dumps(told))
         own_path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
         path = os.pathsep.join([str(inject), *([own_path] if own_path else [])])
         # MLflow has no switch: its runs go where all that the start writes is removed.
@@ -138,7 +139,8 @@ class ProbeFolder:
             hide_in_file(path)
 
 
-def _compile(path: Path) -> None:
-    """Compile what every Python process of a start imports; one of another version compiles it for itself."""
-    cached = path.parent / "__pycache__" / f"{path.stem}.{sys.implementation.cache_tag}.pyc"
-    py_compile.compile(str(path), cfile=str(cached), doraise=True)
+def _compile(folder: Path) -> None:
+    """Compile what every process of a start imports; a Python of another version compiles it for itself."""
+    for path in folder.rglob("*.py"):
+        cached = path.parent / "__pycache__" / f"{path.stem}.{sys.implementation.cache_tag}.pyc"
+        py_compile.compile(str(path), cfile=str(cached), doraise=True)

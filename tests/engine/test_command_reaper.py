@@ -187,11 +187,9 @@ def is_watched(observer: Path) -> bool:
 @pytest.mark.parametrize("how", ["told", "removed"])
 def test_the_part_of_a_start_on_another_host_ends_when_its_explorer_is_gone(tmp_path, how):
     observer = tmp_path / "observer"
-    observer.mkdir()
+    shutil.copytree(OBSERVER, observer)
     (observer / "place").write_text("another host")
     (observer / process_tree.LIFE).touch()
-    for source in OBSERVER.glob("*.py"):
-        shutil.copyfile(source, observer / source.name)
     shutil.copyfile(process_tree.__file__, observer / "bexplore_process_tree.py")
     environment = {"PYTHONPATH": str(observer), "PATH": os.environ["PATH"]}  # a launcher carries no more
     ranks = [

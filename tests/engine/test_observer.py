@@ -385,6 +385,18 @@ def test_trackers_are_off_where_a_launcher_has_carried_the_python_path_alone(tmp
     assert done.stdout.split() == ["disabled", "offline"]
 
 
+def test_what_the_observer_did_is_in_the_log_that_a_variable_names(record_of, tmp_path):
+    script = TRAINING.format(
+        optimizer="torch.optim.SGD(model.parameters(), lr=0.1)", step="backward(); optimizer.step()"
+    )
+    log = tmp_path / "observer.log"
+
+    record_of(script, {"BEXPLORE_OBSERVER_LOG": str(log)})
+
+    events = [line.split()[2] for line in log.read_text().splitlines()]
+    assert events == ["attached", "first_pass", "optimizer", *["step"] * 8, "finished", "leaves"]
+
+
 def test_a_report_that_cannot_be_written_does_not_reach_the_training(tmp_path):
     folder = ProbeFolder(path=tmp_path / "probe")
     command = Command(argv=("train",))

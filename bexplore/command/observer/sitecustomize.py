@@ -7,14 +7,24 @@ start has not imported: a process that never imports torch pays for one finder. 
 import os
 import sys
 
+TYPE_CHECKING = False  # of `typing`, which Python's own start does not import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
 
 class _TorchFinder:
     """Find `torch` for the import system, and call the observer once its module has been executed."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: str) -> None:
         self.folder = folder
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """Return the spec of torch, whose loader then calls the observer; None for any other module."""
         if name != "torch":
             return None
         for finder in list(sys.meta_path):
@@ -26,18 +36,18 @@ class _TorchFinder:
                 return spec
         return None
 
-    def _note(self):
+    def _note(self) -> None:
         """Write that the observer will be loaded here, long before torch has been executed."""
         try:
-            name = "importing-%s-%d" % (os.uname().nodename, os.getpid())
+            name = f"importing-{os.uname().nodename}-{os.getpid()}"
             os.close(os.open(os.path.join(self.folder, name), os.O_CREAT | os.O_WRONLY, 0o644))
         except OSError:  # the explorer has gone, and its folder with it
             pass
 
-    def _wrap(self, loader):
+    def _wrap(self, loader: "Any") -> None:
         execute = loader.exec_module
 
-        def exec_module(module):
+        def exec_module(module: "ModuleType") -> None:
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
             loader.exec_module = execute
@@ -47,20 +57,23 @@ class _TorchFinder:
         loader.exec_module = exec_module
 
 
-def _observe(folder, torch):
+def _observe(folder: str, torch: "ModuleType") -> None:
     try:
-        path = os.path.join(folder, "bexplore_observer.py")
-        module = type(sys)("bexplore_observer")
-        module.__file__ = path
-        with open(path, encoding="utf-8") as stream:
-            exec(compile(stream.read(), path, "exec"), module.__dict__)
-        sys.modules["bexplore_observer"] = module
+        from importlib.util import module_from_spec, spec_from_file_location  # torch has imported it
+
+        package = os.path.join(folder, "bexplore_observer")
+        path = os.path.join(package, "__init__.py")
+        spec = spec_from_file_location("bexplore_observer", path, submodule_search_locations=[package])
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        sys.modules["bexplore_observer"] = module  # its own modules are found by its place alone
+        spec.loader.exec_module(module)
         module.install(folder, torch)
     except Exception as error:  # the training goes on whatever happens here
-        print("bexplore: the training is not observed: %r" % error, file=sys.stderr)
+        print(f"bexplore: the training is not observed: {error!r}", file=sys.stderr)
 
 
-def _switch_trackers_off(folder):
+def _switch_trackers_off(folder: str) -> None:
     """Set the variables that a launcher of several hosts has not carried here."""
     try:
         with open(os.path.join(folder, "environment"), encoding="utf-8") as stream:
@@ -71,7 +84,7 @@ def _switch_trackers_off(folder):
         pass
 
 
-def _watch_host(folder):
+def _watch_host(folder: str) -> None:
     """Begin what ends the start on this host when the explorer is gone: once on each, but for the explorer's own."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as stream:
@@ -79,7 +92,7 @@ def _watch_host(folder):
         with open(os.path.join(folder, "place")) as stream:
             if stream.read() == place:
                 return
-        os.close(os.open(os.path.join(folder, "watched-" + place), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        os.close(os.open(os.path.join(folder, f"watched-{place}"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         words = [
             sys.executable,
             "-I",
@@ -93,19 +106,18 @@ def _watch_host(folder):
         pass
 
 
-def _start():
+def _start() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))
     _switch_trackers_off(folder)
     _watch_host(folder)
-    if not any(
-        type(finder).__name__ == "_TorchFinder" for finder in sys.meta_path
-    ):  # the .pth file may have been first
+    names = [type(finder).__name__ for finder in sys.meta_path]
+    if "_TorchFinder" not in names:  # the .pth file may have been first
         sys.meta_path.insert(0, _TorchFinder(folder))
     if __name__ == "sitecustomize":
         _import_next(folder)
 
 
-def _import_next(folder):
+def _import_next(folder: str) -> None:
     """Import the sitecustomize that Python would have found without this one."""
     own = sys.modules.pop("sitecustomize", None)
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != folder]

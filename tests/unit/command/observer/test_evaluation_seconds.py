@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.command.observer.bexplore_observer import evaluation_seconds
+from bexplore.command.observer.bexplore_observer.batches import count_evaluation_seconds
 
 STEP_S, NUM_STEPS = 0.1, 24
 AFTER_UPDATE, AFTER_READING = 0.01, 0.04  # seconds after the update before, of a step that reads its batch in between
@@ -29,7 +29,7 @@ def found(off_s: dict[int, list[float]], at_s: float, *, reads: bool = True) -> 
         fetched_s.append(now_s + 0.02 + (added_s if at_s == AFTER_UPDATE else 0.0) if reads else 0.0)
         now_s += STEP_S + added_s
         ended_s.append(now_s)
-    return evaluation_seconds(ended_s, fetched_s[1:], off, [])
+    return count_evaluation_seconds(ended_s, fetched_s[1:], off, [])
 
 
 def every(number: int, times_s: list[float]) -> dict[int, list[float]]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bexplore.command.observer.bexplore_observer import IndexLists
+from bexplore.command.observer.bexplore_observer.lists import IndexLists
 
 
 class LoaderIterator:
@@ -32,7 +32,7 @@ def all_of(lists: IndexLists, iterator: LoaderIterator) -> list:
     found = []
     with pytest.raises(StopIteration):
         while True:
-            found.append(lists.next_of(iterator, next_index))
+            found.append(lists.take_next(iterator, next_index))
     return found
 
 
@@ -58,18 +58,18 @@ def test_longer_lists_and_single_indices_are_not_of_the_size_that_is_explored():
     assert all_of(lists, LoaderIterator(40, length=20)) == [list(range(20)), list(range(20, 40))]
     single = LoaderIterator(0)
     single._sampler_iter = iter([7])
-    assert lists.next_of(single, next_index) == 7
+    assert lists.take_next(single, next_index) == 7
     assert lists.num_cut == 0
 
 
 def test_batches_that_were_loaded_ahead_are_stale_once_the_size_changes():
     lists, iterator = lists_of(4), LoaderIterator(64)
     for _ in range(3):
-        lists.next_of(iterator, next_index)
+        lists.take_next(iterator, next_index)
     assert not lists.is_stale(iterator)
 
     lists.begin(8, 16)
-    lists.next_of(iterator, next_index)
+    lists.take_next(iterator, next_index)
 
     assert [lists.is_stale(iterator) for _ in range(3)] == [True, True, False]
 
@@ -91,18 +91,18 @@ def test_of_each_batch_the_length_of_its_list_and_the_samples_of_the_epoch_are_t
 
 def test_an_epoch_of_persistent_workers_begins_without_what_the_epoch_before_left():
     lists, iterator = lists_of(4), LoaderIterator(16)
-    lists.next_of(iterator, next_index)
+    lists.take_next(iterator, next_index)
     iterator._sampler_iter = LoaderIterator(16)._sampler_iter
 
-    assert lists.next_of(iterator, next_index) == [0, 1, 2, 3]
+    assert lists.take_next(iterator, next_index) == [0, 1, 2, 3]
     assert not lists.is_stale(iterator)
 
 
 def test_the_longest_list_is_that_of_the_start_where_a_further_size_lives_on_a_rest():
     lists, iterator = lists_of(8), LoaderIterator(32)
-    lists.next_of(iterator, next_index)
+    lists.take_next(iterator, next_index)
 
     lists.begin(2, 16)
-    lists.next_of(iterator, next_index)
+    lists.take_next(iterator, next_index)
 
     assert lists.longest_cut == 16

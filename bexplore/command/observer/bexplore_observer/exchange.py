@@ -1,0 +1,270 @@
+"""The files by which a process and the explorer tell each other how far the training is, and how far to go.
+
+The explorer reads these files of the probe's `reports` folder, each written whole (JSON):
+
+    hello-HOST-PID.json   torch was imported in this process
+    steps-HOST-PID        optimizer steps, passes, batches read for passes, and other signs of life so far, as text
+    rank-RANK-PID.json    the record of a process that stepped an optimizer
+    error-HOST-PID.json   the first exception that left the process or a backward pass, or was caught for lack of memory
+
+The explorer makes three empty files there, and fills them with a line each: `last_step`, the number of the step after
+which all ranks stop; `release` once every rank has its record; `next`, the settings of a further probe, whose `reports`
+folder is another one. A rank that waits goes on where the last step is raised, because another rank had passed it
+already, and with another size where there is a further probe. The explorer writes `explorer` every few seconds: where
+that stays as it is, the ranks stop at a common step and leave. The first settings come from `probe.json`.
+
+A rank looks and reports at most every `EXCHANGE_S`, for that costs more than all else at a step, and at the ends of
+steps alone; between them it gives signs of life. It opens a file anew each time and closes it, with which the file
+systems of several hosts promise what is there now.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+clock = time.perf_counter
+EXCHANGE_S = 0.25  # the explorer names the last step further ahead: `bexplore.command.watch`
+SIGN_S = 1.0  # between two signs of life while no step ends
+# Share of one processor that a process uses where it works. Source: a judgement; one that waits in a collective of gloo
+# or sleeps uses below a hundredth, and a training on a busy machine still gets a tenth.
+WORKING_SHARE = 0.1
+LOOKS = 12  # for a sign of the explorer, within the time after which it counts as gone
+# Steps ahead of a rank that no other has passed, and how often as many as any exchange had: some were of slow steps.
+STEPS_TO_COMMON, EXCHANGES_TO_COMMON = 20, 4
+
+
+class EventLog:
+    """What the observer did, for people: a line for each event in a file that all processes share.
+
+    Args:
+        path: The file; None for no log.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+
+    def write(self, event: str, **values: object) -> None:
+        """Add a line: the Unix time, host and process, the event and its values."""
+        if self.path is None:
+            return
+        told = "".join(f" {name}={value}" for name, value in values.items())
+        line = f"{time.time():.3f} {read_host()}-{os.getpid()} {event}{told}\n"
+        try:
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(file, line.encode(errors="replace"))
+            finally:
+                os.close(file)
+        except OSError:  # a full disk, or a folder that is gone: the training goes on
+            pass
+
+
+class Exchange:
+    """One process's side of the exchange.
+
+    Args:
+        settings: Of the first probe.
+        read_counts: Returns steps, passes and batches read for passes so far, and other signs of life.
+
+    Attributes:
+        reports: The folder in which this process reports.
+        last_step: The number of the step after which it stops.
+        num_signs: Signs of life that are no step, pass or batch.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], read_counts: Callable[[], tuple[int, int, int, int]]) -> None:
+        self.log = EventLog(settings.get("log"))
+        self._read_counts = read_counts
+        self.use(settings)
+        self.reset()
+
+    def use(self, settings: Mapping[str, Any]) -> None:
+        """Take over the settings of a probe."""
+        self.reports: str = settings["reports"]
+        self.last_step = self._max_steps = int(settings["max_steps"])
+        self._life_limit_s: float = settings.get("life_limit_s", 60.0)
+
+    def reset(self) -> None:
+        """Forget what was exchanged of a probe, or by the parent of a fork."""
+        self.num_signs = 0
+        self.signed_s = self._exchanged_s = 0.0
+        self._exchanged_steps = self._most_steps = 0  # at the last exchange, and between two of them
+        self._progress_path = os.path.join(self.reports, f"steps-{read_host()}-{os.getpid()}")
+        self._life: int | None = None
+        self._looked_s = self._lived_s = clock()
+
+    def is_due(self) -> bool:
+        """Return whether the last exchange is long enough ago."""
+        return clock() - self._exchanged_s > EXCHANGE_S
+
+    def exchange(self, num_steps: int) -> None:
+        """Tell the explorer how far this process is, and learn from it how far to go."""
+        self._exchanged_s = self.signed_s = clock()
+        self.report_progress()
+        self.read_last_step()
+        if not self._exchanged_steps:  # what comes before the first step may take as long as it likes
+            self._looked_s = self._lived_s = self._exchanged_s
+        else:
+            self._most_steps = max(self._most_steps, num_steps - self._exchanged_steps)
+        self._exchanged_steps = num_steps
+        if self._exchanged_s - self._looked_s > self._life_limit_s / LOOKS:
+            self._look_for_explorer(num_steps)
+
+    def give_sign(self) -> None:
+        """Tell the explorer that the training goes on, where no step ends; it learns nothing from the explorer."""
+        now_s = clock()
+        if now_s - self.signed_s > SIGN_S:
+            self.signed_s = now_s
+            self.report_progress()
+
+    def report_progress(self) -> None:
+        """Write the counts so far."""
+        try:
+            file = os.open(self._progress_path, os.O_WRONLY | os.O_CREAT, 0o644)
+        except OSError:  # the explorer has gone, and its folder with it
+            return
+        try:
+            os.write(file, b"%9d %9d %9d %9d\n" % self._read_counts())
+        finally:
+            os.close(file)
+
+    def read_last_step(self) -> None:
+        """Learn after which step to stop."""
+        line = self.read_line("last_step")
+        last_step = int(line) if line else self._max_steps
+        if last_step != self.last_step:
+            self.log.write("last_step", number=last_step)
+        self.last_step = last_step
+
+    def read_line(self, name: str) -> str | None:
+        """Return the line that the explorer has written in a file; None for nothing yet."""
+        try:
+            file = os.open(os.path.join(self.reports, name), os.O_RDONLY)
+        except OSError:  # the explorer has gone, and its folder with it
+            return None
+        try:
+            text = os.read(file, 1 << 16)
+        finally:
+            os.close(file)
+        return text.decode() if text.endswith(b"\n") else None
+
+    def write(self, name: str, record: Mapping[str, Any]) -> None:
+        """Write a JSON file whole."""
+        import json
+
+        path = os.path.join(self.reports, name)
+        with open(f"{path}.part", "w", encoding="utf-8") as stream:
+            json.dump(record, stream)
+        os.replace(f"{path}.part", path)
+
+    def _look_for_explorer(self, num_steps: int) -> None:
+        """Name a common last step where the explorer is gone: all ranks leave after it, and nothing is saved."""
+        self._looked_s = clock()
+        life = _read_change_ns(os.path.join(self.reports, "explorer"))
+        if life != self._life:
+            self._life, self._lived_s = life, self._looked_s
+        elif self._looked_s - self._lived_s > self._life_limit_s and not self.read_line("last_step"):
+            ahead = max(STEPS_TO_COMMON, EXCHANGES_TO_COMMON * self._most_steps)
+            self.log.write("explorer_is_gone", last_step=num_steps + ahead)
+            with open(os.path.join(self.reports, "last_step"), "w") as stream:
+                stream.write(f"{num_steps + ahead}\n")
+
+
+class Pulse:
+    """A thread that gives signs of life from the first step on: sampling, generation and the like call no hook.
+
+    Args:
+        thread: Identity of the thread that trains.
+        is_idle_in_wait: Returns whether a process that waits for others uses no processor.
+        is_quiet: Returns whether no sign is wanted now.
+        is_saving: Returns whether a checkpoint is being written.
+        give_sign: Counts and gives a sign.
+        note: Takes an exception.
+    """
+
+    def __init__(
+        self,
+        thread: int | None,
+        *,
+        is_idle_in_wait: Callable[[], bool],
+        is_quiet: Callable[[], bool],
+        is_saving: Callable[[], bool],
+        give_sign: Callable[[], None],
+        note: Callable[[str, Exception], None],
+    ) -> None:
+        self._thread = thread
+        self._is_idle_in_wait, self._is_quiet, self._is_saving = is_idle_in_wait, is_quiet, is_saving
+        self._give_sign, self._note = give_sign, note
+
+    def begin(self) -> None:
+        """Start the thread."""
+        import _thread  # unlike `threading`, it shows the training no further thread
+
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        try:
+            before: list[tuple[int, int]] | None = None
+            used_s, at_s = time.process_time(), time.monotonic()
+            while True:
+                time.sleep(SIGN_S)
+                now_used_s, now_s, place = time.process_time(), time.monotonic(), self._find_place()
+                is_busy = now_used_s - used_s > WORKING_SHARE * (now_s - at_s)
+                is_working = is_busy and (place != before or self._is_idle_in_wait())
+                if not self._is_quiet() and (is_working or self._is_saving()):
+                    self._give_sign()
+                before, used_s, at_s = place, now_used_s, now_s
+        except Exception as error:
+            self._note("pulse", error)
+
+    def _find_place(self) -> list[tuple[int, int]]:
+        """Return where the code of the thread that trains is: a call that waits for others stays where it is."""
+        found = []
+        frame = None if self._thread is None else sys._current_frames().get(self._thread)
+        while frame is not None:
+            found.append((id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
+        return found
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a text that the explorer wrote."""
+    import json
+
+    return json.loads(text)
+
+
+def read_settings(folder: str) -> dict[str, Any]:
+    """Return the settings of the first probe of a start."""
+    with open(os.path.join(folder, "probe.json"), encoding="utf-8") as stream:
+        settings: dict[str, Any] = parse_json(stream.read())
+    return settings
+
+
+def read_host() -> str:
+    """Return the name of this host."""
+    return os.uname().nodename
+
+
+def read_process_start_s() -> float:
+    """Return the Unix time at which the kernel started this process, before Python's own start."""
+    try:
+        with open("/proc/self/stat") as stream:
+            ticks = int(stream.read().rsplit(")", 1)[1].split()[19])
+        with open("/proc/stat") as stream:
+            boot_s = next(int(line.split()[1]) for line in stream if line.startswith("btime"))
+        return boot_s + ticks / os.sysconf("SC_CLK_TCK")
+    except Exception:  # no /proc, or one of another form: now is near enough
+        return time.time()
+
+
+def _read_change_ns(path: str) -> int | None:
+    """Return when a file was changed; None where it is not there."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None

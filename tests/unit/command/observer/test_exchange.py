@@ -1,0 +1,103 @@
+"""What a process tells the explorer, and what it learns from it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bexplore.command.observer.bexplore_observer import exchange as exchange_module
+from bexplore.command.observer.bexplore_observer.exchange import Exchange
+
+
+@pytest.fixture
+def exchange(settings) -> Exchange:
+    return Exchange(settings, lambda: (3, 6, 7, 1))
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """A clock that a test sets."""
+    now_s = [100.0]
+    monkeypatch.setattr(exchange_module, "clock", lambda: now_s[0])
+    return now_s
+
+
+def progress(settings) -> list[int]:
+    (path,) = Path(settings["reports"]).glob("steps-*")
+    return [int(word) for word in path.read_text().split()]
+
+
+def test_progress_is_written_as_four_numbers(exchange, settings):
+    exchange.report_progress()
+    assert progress(settings) == [3, 6, 7, 1]
+
+
+def test_the_last_step_is_that_of_the_settings_until_the_explorer_names_one(exchange, settings):
+    exchange.exchange(1)
+    assert exchange.last_step == 1000
+
+    Path(settings["reports"], "last_step").write_text("12")  # not whole yet
+    exchange.read_last_step()
+    assert exchange.last_step == 1000
+
+    Path(settings["reports"], "last_step").write_text("12\n")
+    exchange.read_last_step()
+    assert exchange.last_step == 12
+
+
+def test_a_sign_is_given_once_a_second_at_most(clock, settings):
+    counts = [(0, 0, 0, 1)]
+    exchange = Exchange(settings, lambda: counts[0])
+    exchange.give_sign()
+    counts[0] = (0, 0, 0, 2)
+    exchange.give_sign()
+    assert progress(settings)[3] == 1
+
+    clock[0] += 1.5
+    exchange.give_sign()
+    assert progress(settings)[3] == 2
+
+
+def test_without_a_sign_of_the_explorer_a_common_last_step_is_named(clock, settings):
+    exchange, path = Exchange(settings, lambda: (0, 0, 0, 0)), Path(settings["reports"], "last_step")
+    for number in range(1, 12):
+        exchange.exchange(10 * number)
+        clock[0] += 6.0
+        assert path.read_text() == ""  # still within the minute
+
+    exchange.exchange(120)
+
+    assert path.read_text() == f"{120 + exchange_module.EXCHANGES_TO_COMMON * 10}\n"
+    assert exchange.last_step == 1000  # it is learned at the next exchange, as by all ranks
+
+
+def test_an_explorer_that_gives_signs_is_there(clock, settings):
+    exchange = Exchange(settings, lambda: (0, 0, 0, 0))
+    for number in range(1, 60):
+        Path(settings["reports"], "explorer").write_text(str(number))
+        exchange.exchange(number)
+        clock[0] += 6.0
+    assert Path(settings["reports"], "last_step").read_text() == ""
+
+
+def test_a_folder_that_is_gone_reaches_nobody(exchange, settings):
+    shutil.rmtree(settings["reports"])
+
+    exchange.report_progress()
+
+    assert exchange.read_line("release") is None
+
+
+def test_a_log_has_a_line_for_each_event_and_without_one_nothing_is_written(settings, tmp_path):
+    path = tmp_path / "log"
+    Exchange(settings, lambda: (0, 0, 0, 0)).log.write("step", number=1)
+    assert not path.exists()
+
+    log = Exchange(settings | {"log": str(path)}, lambda: (0, 0, 0, 0)).log
+    log.write("step", number=1, passes=2)
+    log.write("leaves")
+
+    first, second = (line.split(maxsplit=2)[2] for line in path.read_text().splitlines())
+    assert (first, second) == ("step number=1 passes=2", "leaves")
