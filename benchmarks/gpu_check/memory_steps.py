@@ -10,7 +10,7 @@ from benchmarks.gpu_check.commands import bexplore
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.gpu import TakenMemory
 from benchmarks.gpu_check.verdict import Verdict, judged
-from bexplore.actions.one_shot import probe_once
+from bexplore.actions.probe import probe_once
 from bexplore.config.config import Config
 from bexplore.host.accelerators import CUDA_CONTEXT_BYTES
 from bexplore.units import format_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged
-from bexplore.actions.one_shot import probe_once
+from bexplore.actions.probe import probe_once
 from bexplore.diagnosis.bottlenecks import profile_bottlenecks
 
 

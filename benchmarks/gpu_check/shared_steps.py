@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged, not_run
-from bexplore.actions.one_shot import probe_once
+from bexplore.actions.probe import probe_once
 from bexplore.engine.protocol.shared_mode import SharedMode
 
 SIZES = (2, 8, 32)

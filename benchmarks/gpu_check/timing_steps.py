@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.gpu import nvidia_smi
 from benchmarks.gpu_check.verdict import Verdict, judged
-from bexplore.actions.one_shot import probe_once
+from bexplore.actions.probe import probe_once
 
 SIZES = (1, 4, 32)
 NUM_PASSES = 20

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.actions.one_shot import probe_once
+from bexplore.actions.probe import probe_once
 from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.engine.process.timeouts import Limits

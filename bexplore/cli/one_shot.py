@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
-from bexplore.actions.one_shot import probe_once, trace_devices, trace_once, trace_variants
+from bexplore.actions.probe import probe_once
+from bexplore.actions.trace import trace_job
 from bexplore.cli.options import CONFIG, DEVICE_NAME, Common, common_options
 from bexplore.diagnosis.bottlenecks import profile_bottlenecks
 from bexplore.emulated_gpu.config_environment import build_environment
@@ -131,31 +130,24 @@ def trace(
     common.require_torch()
     if memory_budget is not None:
         common = common.with_override(f"explore.memory_budget={memory_budget}")
-    options: dict[str, Any] = {
-        "micro_batch_sizes": _numbers(micro_batch_sizes, option="--micro-batch-sizes", example="1,2,4"),
-        "device_name": device_name,
-        "model_dir": common.model_dir,
-        "fresh": fresh,
-        "on_progress": common.report_wait,
-    }
+    sizes = _numbers(micro_batch_sizes, option="--micro-batch-sizes", example="1,2,4")
     numbers = _numbers(devices, option="--devices", example="1,8,64", most=_MOST_DEVICES)
-    config_of_job = common.load_own_job(config)
-    if numbers is not None:
-        records = trace_devices(config_of_job, num_devices=sorted(set(numbers)), **options)
-        table = devices_table if len(records) > 1 else _one_table
-    elif config_of_job.variants:
-        records, table = trace_variants(config_of_job, **options), settings_table
+    records = trace_job(
+        common.load_own_job(config),
+        num_devices=sorted(set(numbers or ())),
+        micro_batch_sizes=sizes,
+        device_name=device_name,
+        model_dir=common.model_dir,
+        fresh=fresh,
+        on_progress=common.report_wait,
+    )
+    if common.as_json:
+        for record in records:
+            click.echo(json.dumps(record))
+    elif "name" in records[0]:  # of variants
+        click.echo(settings_table(records))
     else:
-        records, table = [trace_once(config_of_job, **options)], _one_table
-    if not common.as_json:
-        click.echo(table(records))
-        return
-    for record in records:
-        click.echo(json.dumps(record))
-
-
-def _one_table(records: Sequence[Mapping[str, Any]]) -> str:
-    return trace_table(records[0])
+        click.echo(devices_table(records) if len(records) > 1 else trace_table(records[0]))
 
 
 def _numbers(text: str | None, *, option: str, example: str, most: int = 10**9) -> tuple[int, ...] | None:

@@ -241,11 +241,9 @@ def costs_of_config(
         on_progress: Called with the workers' progress messages.
     """
     # Here, since these imports take longer than a plan of a run.
-    from bexplore.actions.one_shot import trace_once, trace_variants
+    from bexplore.actions.trace import trace_job
 
-    options: dict[str, Any] = {"micro_batch_sizes": None, "device_name": device_name, "model_dir": model_dir}
-    options["on_progress"] = on_progress
-    records = trace_variants(config, **options) if config.variants else [trace_once(config, **options)]
+    records = trace_job(config, device_name=device_name, model_dir=model_dir, on_progress=on_progress)
     own, job = records[0], config.job
     largest = config.fixed_size or int(own["max_micro_batch_size"] or 0)
     notes = {NO_SAMPLE_FITS: not largest, OTHER_PRECISION: any(_has_other_precision(one, own) for one in records[1:])}

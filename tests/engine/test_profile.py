@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bexplore.actions.one_shot import probe_once
+from bexplore.actions.probe import probe_once
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
 from bexplore.measurement.profile import PASS, STEP, UPDATE

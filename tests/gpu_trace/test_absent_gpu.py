@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.actions.one_shot import trace_once
+from bexplore.actions.trace import trace_job
 from bexplore.config.load import load_config
 
 pytestmark = pytest.mark.gpu_trace
@@ -42,12 +42,12 @@ def test_a_transformer_is_planned_for_a_gpu_as_recorded(name):
 def test_a_named_device_is_traced_by_its_own_program_whatever_the_file_says(tmp_path):
     config = load_config(HERE.parents[1] / "configs" / "quickstart.yaml")
     arguments = {"micro_batch_sizes": (8,), "model_dir": str(tmp_path)}
-    record = trace_once(config, device_name="h100", **arguments)
+    (record,) = trace_job(config, device_name="h100", **arguments)
     assert (record["device"], record["device_name"]) == ("cuda", "NVIDIA H100 80GB HBM3")
     assert record["notes"] == []
-    again = trace_once(config, device_name="h100", **arguments)
+    (again,) = trace_job(config, device_name="h100", **arguments)
     assert again["remembered_from"]
-    other = trace_once(config, device_name="l4", **arguments)
+    (other,) = trace_job(config, device_name="l4", **arguments)
     assert other["device_name"] == "NVIDIA L4"
     assert other["remembered_from"] is None
 
@@ -57,7 +57,7 @@ def test_attention_that_is_recomputed_takes_less_memory(tmp_path):
     config = load_config(HERE.parents[1] / "configs" / "quickstart.yaml")
     recomputing = dataclasses.replace(config, job=dataclasses.replace(config.job, activation_checkpointing="full"))
     arguments = {"micro_batch_sizes": (64,), "device_name": "h100", "model_dir": str(tmp_path), "fresh": True}
-    usual, lean = (trace_once(one, **arguments)["peak_memory_bytes"]["64"] for one in (config, recomputing))
+    usual, lean = (trace_job(one, **arguments)[0]["peak_memory_bytes"]["64"] for one in (config, recomputing))
     assert lean < usual
 
 

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from bexplore.actions.one_shot import trace_devices
+from bexplore.actions.trace import trace_job
 from bexplore.config.load import load_config
 
 pytestmark = pytest.mark.gpu_trace
@@ -38,7 +38,7 @@ def traced(tmp_path_factory):
         folder = tmp_path_factory.mktemp("job")
         path = folder / "job.yaml"
         path.write_text(JOB.format(parallelism=parallelism, vocab_size=vocab_size, hidden_size=hidden_size))
-        [record] = trace_devices(
+        [record] = trace_job(
             load_config(path),
             num_devices=(num_devices,),
             micro_batch_sizes=(SIZE,),

@@ -41,7 +41,7 @@ ORDER = {
     "fingerprint events event_records",
     "diagnosis": "rules bottlenecks",
     "exploration": "estimated memory_budget setup emulated variants estimate finish base command job",
-    "actions": "apply one_shot doctor",
+    "actions": "apply probe trace doctor",
     "planning": "network network_timing request costs layout step cautions plan sources api",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot tables guard_table guard_ci plan_table event_files bexp settings_text lengths_text profile_text "

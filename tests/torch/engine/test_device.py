@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bexplore.actions import one_shot
+from bexplore.actions import trace as trace_module
 from bexplore.config.load import load_config
 from bexplore.engine.protocol.messages import Done, Trace
 from bexplore.engine.worker import device as worker_device
@@ -219,11 +219,11 @@ def test_on_the_cpu_the_trace_does_not_wait_for_the_worker(config_on, monkeypatc
 def test_one_trace_is_for_the_device_that_a_worker_finds_wherever_the_driver_hides(config_on, monkeypatch, tmp_path):
     seen = {}
     free = {"free_memory_bytes": 60 * GIB, "total_memory_bytes": 80 * GIB}
-    monkeypatch.setattr(one_shot, "torch_is_for_cpu", lambda: False)
-    monkeypatch.setattr(one_shot.Workers, "device_info", lambda *_, **names: FACTS | free)
-    monkeypatch.setattr(one_shot, "recall_or_trace", lambda job, *_, **names: seen.update(job=job) or cost_model())
+    monkeypatch.setattr(trace_module, "torch_is_for_cpu", lambda: False)
+    monkeypatch.setattr(trace_module.Workers, "device_info", lambda *_, **names: FACTS | free)
+    monkeypatch.setattr(trace_module, "recall_or_trace", lambda job, *_, **names: seen.update(job=job) or cost_model())
 
-    record = one_shot.trace_once(config_on("auto"), micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path))
+    record = trace_module.trace_job(config_on("auto"), model_dir=str(tmp_path))[0]
 
     assert seen["job"].device == "cuda:0"
     assert "60.0 GiB free on the device" in record["why_budget"]
@@ -233,12 +233,11 @@ def test_one_trace_for_a_device_that_is_not_here_asks_for_its_memory(config_on, 
     def unseen(*_, **names):
         raise UserInputError("device 'cuda' cannot be used")
 
-    monkeypatch.setattr(one_shot.Workers, "device_info", unseen)
-    monkeypatch.setattr(one_shot, "recall_or_trace", lambda job, *_, **names: cost_model())
+    monkeypatch.setattr(trace_module.Workers, "device_info", unseen)
+    monkeypatch.setattr(trace_module, "recall_or_trace", lambda job, *_, **names: cost_model())
 
     def trace(**options):
-        options = {"micro_batch_sizes": None, "device_name": None, "model_dir": str(tmp_path)} | options
-        return one_shot.trace_once(config_on("cuda"), **options)
+        return trace_module.trace_job(config_on("cuda"), model_dir=str(tmp_path), **options)[0]
 
     with pytest.raises(UserInputError, match="memory of device 'cuda' is not known"):
         trace()

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from bexplore.actions import one_shot
+from bexplore.actions import trace as trace_module
 from bexplore.config.load import load_config
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
@@ -146,11 +146,11 @@ def test_the_largest_size_of_a_trace_is_the_largest_of_its_table_that_fits():
 def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, monkeypatch):
     path = tmp_path / "job.yaml"
     path.write_text(BFLOAT16_JOB)
-    monkeypatch.setattr(one_shot, "recall_or_trace", lambda *_, **__: cost_model())
+    monkeypatch.setattr(trace_module, "recall_or_trace", lambda *_, **__: cost_model())
     config = load_config(path)
     facts = {"device": "cpu", "total_memory_bytes": None, "free_memory_bytes": None}
 
-    traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
+    traced = trace_module.trace_job(config, model_dir=str(tmp_path / "x"))[0]
 
     explored = JobExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
     assert "kept free for gradient buckets" in explored.why
@@ -160,11 +160,11 @@ def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, mo
 def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
     path = tmp_path / "job.yaml"
     path.write_text(BFLOAT16_JOB.replace("explore: {", "explore: {min: 3, max: 6, "))
-    monkeypatch.setattr(one_shot, "recall_or_trace", lambda *_, **__: cost_model())
+    monkeypatch.setattr(trace_module, "recall_or_trace", lambda *_, **__: cost_model())
     config = load_config(path)
     budget = resolve_budget(config.explore, {"device": "cpu"}, num_replicas=1, gradient_bytes=None)
 
-    traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
+    traced = trace_module.trace_job(config, model_dir=str(tmp_path / "x"))[0]
 
     assert traced["bounds"] == [3, 6]
     exploration = JobExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from bexplore.actions import one_shot
+from bexplore.actions.trace import trace_job
 from bexplore.config.sections.variants import JobVariant
 from bexplore.errors import UserInputError
 from bexplore.exploration import variants
@@ -258,8 +258,7 @@ def test_a_job_of_any_device_is_traced_for_the_one_that_is_meant_with_each_of_it
         return trace()
 
     monkeypatch.setattr(variants, "recall_or_trace", recall)
-    asked = {"micro_batch_sizes": None, "device_name": "h100", "model_dir": str(tmp_path / "x")}
-    records = one_shot.trace_variants(config, **asked)
+    records = trace_job(config, device_name="h100", model_dir=str(tmp_path / "x"))
 
     assert [job.device for job in traced] == ["cuda:0", "cuda:0"]
     assert len(records) == 2

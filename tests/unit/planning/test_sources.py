@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bexplore.actions import one_shot
+from bexplore.actions import trace as trace_module
 from bexplore.errors import UserInputError
 from bexplore.host.accelerators import DEVICES
 from bexplore.host.records import from_record
@@ -199,7 +199,7 @@ def costs(tmp_path, monkeypatch):
     def of(*records):
         explore = {"settings": {"activation_checkpointing": ["none", "full"]}}
         config = Folder(tmp_path).load(sections(explore=explore))
-        monkeypatch.setattr(one_shot, "trace_variants", lambda *_, **__: list(records))
+        monkeypatch.setattr(trace_module, "trace_job", lambda *_, **__: list(records))
         return costs_of_config(config, device_name="h100", model_dir=None)
 
     return of
@@ -222,7 +222,7 @@ def test_a_job_of_which_no_sample_fits_says_so(costs):
 @pytest.mark.parametrize("key", DEVICES)
 def test_a_plan_has_the_name_and_the_peak_of_each_device_of_the_table(tmp_path, monkeypatch, key):
     config = Folder(tmp_path).load(sections(explore={"precision": "bfloat16"}))
-    monkeypatch.setattr(one_shot, "trace_once", lambda *_, **__: record())
+    monkeypatch.setattr(trace_module, "trace_job", lambda *_, **__: [record()])
     found = costs_of_config(config, device_name=key, model_dir=None)
 
     assert found.device_name == DEVICES[key].name

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from bexplore.actions import one_shot
-from bexplore.actions.one_shot import on_devices, trace_devices, trace_once
+from bexplore.actions import trace as trace_module
+from bexplore.actions.trace import on_devices, trace_job
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.errors import EngineError, UserInputError
@@ -68,13 +68,12 @@ def traced(monkeypatch):
         jobs.append(job)
         return of_rank(job)
 
-    monkeypatch.setattr(one_shot, "recall_or_trace", trace)
+    monkeypatch.setattr(trace_module, "recall_or_trace", trace)
     return jobs
 
 
 def records(config, num_devices, tmp_path, **options):
-    defaults = {"micro_batch_sizes": None, "device_name": None, "model_dir": str(tmp_path / "x")}
-    return trace_devices(config, num_devices=num_devices, **defaults | options)
+    return trace_job(config, num_devices=num_devices, model_dir=str(tmp_path / "x"), **options)
 
 
 def test_without_a_parallelism_each_device_has_a_whole_copy_and_a_note_says_so(config, traced, tmp_path):
@@ -201,8 +200,8 @@ def test_each_device_of_the_table_is_traced_as_itself_and_with_its_memory(config
         asked.append((job.device, gpu))
         return of_rank(job)
 
-    monkeypatch.setattr(one_shot, "recall_or_trace", trace)
-    record = trace_once(config("compile: true"), micro_batch_sizes=None, device_name=key, model_dir=str(tmp_path / "x"))
+    monkeypatch.setattr(trace_module, "recall_or_trace", trace)
+    (record,) = trace_job(config("compile: true"), device_name=key, model_dir=str(tmp_path / "x"))
 
     assert set(asked) == {("cuda:0", GpuProperties.of_device(DEVICES[key]))}
     assert 0.8 < record["memory_budget_bytes"] / DEVICES[key].total_memory_bytes < 1
@@ -212,7 +211,7 @@ def test_a_device_that_the_compiler_has_no_kernels_for_is_traced_eagerly_by_what
     config, monkeypatch, tmp_path
 ):
     reason = "InductorError: GPUTooOldForTriton: Found Tesla P100-PCIE-16GB which is too old"
-    monkeypatch.setattr(one_shot, "recall_or_trace", lambda *_, **__: reason)
+    monkeypatch.setattr(trace_module, "recall_or_trace", lambda *_, **__: reason)
     with pytest.raises(EngineError, match="GPUTooOldForTriton") as caught:
-        trace_once(config("compile: true"), micro_batch_sizes=None, device_name="p100", model_dir=str(tmp_path / "x"))
-    assert "--set explore.compile=false" in caught.value.hint
+        trace_job(config("compile: true"), device_name="p100", model_dir=str(tmp_path / "x"))
+    assert "set explore.compile: false" in caught.value.hint

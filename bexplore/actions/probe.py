@@ -1,0 +1,138 @@
+"""One size of a configuration, compiled and run for real, and profiled where that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bexplore.command.runner import CommandRunner, CommandSettings
+from bexplore.config.config import Config
+from bexplore.engine.all_ranks import AllRanksRunner
+from bexplore.engine.process.pool import Workers
+from bexplore.engine.process.timeouts import Progress
+from bexplore.engine.runner import EngineRunner, RunnerSettings
+from bexplore.errors import UserInputError
+from bexplore.exploration.emulated import without_times
+from bexplore.exploration.memory_budget import (
+    resolve_budget,
+)
+from bexplore.exploration.setup import environment_alone, launcher_of, with_loader_lengths, worker_key
+from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
+from bexplore.measurement.profile import Profile
+from bexplore.run import run_directory
+from bexplore.run.fingerprint import Fingerprint
+
+
+def probe_once(
+    config: Config,
+    *,
+    micro_batch_size: int,
+    compilation: str,
+    model_dir: str | None,
+    trace_path: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    on_progress: Progress = lambda message: None,
+) -> Probed:
+    """Compile and run one size for real.
+
+    Args:
+        config: The job.
+        micro_batch_size: The size.
+        compilation: `exact`, `shared` or `eager`.
+        model_dir: Folder of the worker's log; None for the configuration's own.
+        trace_path: Chrome trace of a few steps, which are profiled after the measurement; None to profile none.
+        environment: Variables of the processes that are started, such as those of an emulated device.
+        on_progress: Called with the worker's progress messages.
+
+    Raises:
+        UserInputError: The job itself is wrong, or is a training command, whose steps are not profiled.
+        EngineError: The device cannot be used.
+    """
+    _check_trace_path(config, trace_path)
+    config = with_loader_lengths(config, on_progress)
+    folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "probes"
+    run_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
+    probe = Probe(
+        number=0,
+        micro_batch_size=micro_batch_size,
+        compilation=Compilation(compilation),
+        purpose=Purpose.VERIFY,
+        max_passes=config.explore.passes_per_probe,
+        time_limit_s=config.explore.probe_time_limit_s,
+    )
+    environment = environment or {}
+    if config.command is not None:
+        run_dir.mkdir(run_directory.PRIVATE, parents=True, exist_ok=True)
+        settings = CommandSettings(run_dir=run_dir, environment=environment, on_progress=on_progress)
+        runner = CommandRunner(config.command, settings)
+        return Probed(observation=without_times(runner, lambda: bool(runner.device_info.get("is_emulated")))(probe))
+    with Workers(run_dir, {**environment, **environment_alone(config)}) as workers:
+        device_info = workers.device_info(config.job.device, on_progress=on_progress)
+        if trace_path is not None and device_info["is_emulated"]:
+            raise UserInputError("a profile is of times, and an emulated device has none", hint="leave --profile out")
+        budget = resolve_budget(
+            config.explore,
+            device_info,
+            num_replicas=config.num_replicas,
+            gradient_bytes=None,
+            is_traced_for_ranks=config.job.parallelism.is_distributed,
+            num_ranks_here=config.num_ranks_here,
+        )
+        of_engine = RunnerSettings(
+            job=config.on_device(device_info["device"]).job,
+            run_dir=run_dir,
+            budget_bytes=budget.budget_bytes,
+            device_info=device_info,
+            free_memory_bytes=device_info["free_memory_bytes"],
+            environment=environment,
+            replica_batch_size=config.replica_batch_size,
+            launcher=launcher_of(config),
+            worker_key=worker_key(),
+        )
+        kind = EngineRunner if of_engine.launcher is None else AllRanksRunner
+        with kind(of_engine, workers=workers, on_progress=on_progress) as engine:
+            observation = without_times(engine, lambda: bool(device_info["is_emulated"]))(probe)
+            if trace_path is None or not observation.is_measured:
+                return Probed(observation=observation)
+            profile = engine.profile(micro_batch_size=micro_batch_size, trace_path=trace_path.resolve())
+    return Probed(observation=observation, profile=profile, run=_remember_profile(config, folder.parent, profile))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """One size that was run.
+
+    Attributes:
+        observation: What was measured.
+        profile: What a profile of its steps shows; None where none was made.
+        run: The run of this job whose report links the profile; None for none.
+    """
+
+    observation: Observation
+    profile: Profile | None = None
+    run: run_directory.Run | None = None
+
+
+def _check_trace_path(config: Config, trace_path: Path | None) -> None:
+    if trace_path is None:
+        return
+    if config.command is not None:
+        raise UserInputError(
+            "the steps of a training command are not profiled: its program is its own",
+            hint="use the profiler of your framework, with the size that was found",
+        )
+    if not trace_path.name.removesuffix(".gz").endswith(".json") or trace_path.is_dir():
+        raise UserInputError(f"{trace_path} is no name of a trace", hint="type --profile trace.json, or trace.json.gz")
+    if not trace_path.resolve().parent.is_dir():
+        raise UserInputError(f"{trace_path}: no such folder", hint=f"mkdir -p {trace_path.parent}")
+
+
+def _remember_profile(config: Config, folder: Path, profile: Profile) -> run_directory.Run | None:
+    """Store a profile with the newest run of the same job, if there is one."""
+    own = Fingerprint(config=config, folder_name=folder.name).fingerprint()
+    run = next((one for one in run_directory.find_runs(folder) if one.meta().get("fingerprint") == own), None)
+    if run is not None:
+        run.remember_profile(profile)
+    return run

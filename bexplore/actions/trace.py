@@ -1,0 +1,272 @@
+"""The trace of a configuration: of its job, of each of its variants, or of one rank of so many devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bexplore.actions.probe import probe_once
+from bexplore.config.config import Config
+from bexplore.engine.process.pool import Workers
+from bexplore.engine.process.timeouts import Progress
+from bexplore.engine.program_client import recall_or_trace
+from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
+from bexplore.exploration.emulated import named_device
+from bexplore.exploration.memory_budget import gradient_bytes_of, judged_by, memory_of_absent_device, resolve_budget
+from bexplore.exploration.setup import with_loader_lengths
+from bexplore.exploration.variants import operations_over_file, trace_all, trace_lengths
+from bexplore.host.accelerators import Device, device_by_name
+from bexplore.host.machine import torch_is_for_cpu
+from bexplore.job import Job
+from bexplore.measurement.probe import Outcome
+from bexplore.run import run_directory
+from bexplore.run.event_records import listed_sizes, trace_record
+from bexplore.run.selection import TracedVariant
+from bexplore.trace.cost_model import CostModel
+from bexplore.trace.gpu_properties import GpuProperties
+
+_TOO_OLD = "GPUTooOldForTriton"  # an exception of torch/_inductor/exc.py: Triton starts at compute capability 7.0
+
+
+def trace_job(
+    config: Config,
+    *,
+    num_devices: Sequence[int] = (),
+    micro_batch_sizes: Sequence[int] | None = None,
+    device_name: str | None = None,
+    model_dir: str | None = None,
+    fresh: bool = False,
+    on_progress: Progress = lambda message: None,
+) -> list[dict[str, Any]]:
+    """Trace a job; return a `trace` event for each number of devices, else for each variant, else of the job itself.
+
+    Args:
+        config: The job.
+        num_devices: Numbers of devices that share the job, none of which is needed; empty for the job's own.
+        micro_batch_sizes: Sizes whose peak is listed, the same in all events; None for powers of two.
+        device_name: A device, present or not, whose program and memory are traced; None for this machine's.
+        model_dir: Folder of the workers' logs; None for the configuration's own.
+        fresh: Trace again, even if an unchanged job was traced before.
+        on_progress: Called with the workers' progress messages, and before the trace of each number of devices.
+
+    Raises:
+        EngineError: The program cannot be traced. A variant beside the file's own settings says so in its event.
+        UserProgramError: The program also fails without the trace.
+        UserInputError: The job is wrong, its device's memory is unknown, or so many devices cannot share the work.
+    """
+    config = with_loader_lengths(config, on_progress)
+    shared = [on_devices(config, number) for number in num_devices]  # all are checked before the first is traced
+    tracer = _Tracer(config, device_name, model_dir=model_dir, fresh=fresh, on_progress=on_progress)
+    if shared:
+        traced = []
+        for number, one in zip(num_devices, shared, strict=True):
+            on_progress({"stage": "trace", "num_devices": number})
+            traced.append((one, tracer.trace(one)))
+        return tracer.records(traced, micro_batch_sizes)
+    if config.variants:
+        return _trace_variants(tracer, config, micro_batch_sizes)
+    cost_model = tracer.trace(config)
+    (record,) = tracer.records([(config, cost_model)], micro_batch_sizes)
+    return [record | {"peak_memory_bytes_by_length": tracer.by_length(config, cost_model, record["peak_memory_bytes"])}]
+
+
+def _trace_variants(tracer: _Tracer, config: Config, micro_batch_sizes: Sequence[int] | None) -> list[dict[str, Any]]:
+    on_device = config.on_device(tracer.device_name)  # the file's own job too: `auto` is no device
+    variants, traces = on_device.variants, trace_all(on_device, tracer.log_dir, gpu=tracer.gpu, fresh=tracer.fresh)
+    traced = [TracedVariant.of(variant, trace) for variant, trace in zip(variants, traces, strict=True)]
+    if traced[0].cost_model is None:
+        raise tracer.untraceable(config, traced[0].reason)
+    models = [
+        (config.of_variant(variant), one.cost_model)
+        for variant, one in zip(variants, traced, strict=True)
+        if one.cost_model is not None
+    ]
+    records = iter(tracer.records(models, micro_batch_sizes))
+    unknown = dict.fromkeys(tracer.record(*models[0], ())) | {"event": "trace"} | trace_record(None)
+    return [
+        (unknown if one.cost_model is None else next(records))
+        | {"name": one.name, "settings": dict(one.settings), "reason": one.reason}
+        | {"operations_over_file": operations_over_file(traced, number, config.minimum)}
+        for number, one in enumerate(traced)
+    ]
+
+
+def on_devices(config: Config, num_devices: int) -> Config:
+    """Return the job as so many devices share it: the batch of a replica stays, and the global one follows.
+
+    Without `explore.parallelism` they are replicas of DistributedDataParallel with its defaults.
+
+    Raises:
+        UserInputError: So many devices cannot share the work, or a step of the user's own decides that by itself.
+    """
+    options, parallelism = config.explore.parallelism, config.job.parallelism
+    if options is None and "step" in config.job.model:
+        raise UserInputError(
+            "a step of your own decides itself how its ranks share the work, and explore.parallelism is absent",
+            hint="write explore.parallelism: what makes the step is given the mesh of the ranks",
+        )
+    takes_the_rest = options is not None and options.data_parallel_shard_degree == -1
+    if takes_the_rest and parallelism.data_parallel_replicate_degree == 1:
+        parallelism = dataclasses.replace(parallelism, data_parallel_shard_degree=num_devices)
+    shared = parallelism.of_ranks(num_devices)
+    if shared.is_replicated_only and shared.tensor_parallel_degree > 1:
+        raise UserInputError(
+            f"{num_devices} devices are {shared.num_replicas} whole copies of {shared.tensor_parallel_degree} ranks, "
+            "and DistributedDataParallel takes no matrices that ranks share",
+            hint=f"shard the copies (leave explore.parallelism.data_parallel_shard_degree out), or type "
+            f"{shared.tensor_parallel_degree}",
+        )
+    of_replica = config.replica_batch_size
+    return dataclasses.replace(
+        config,
+        job=dataclasses.replace(config.job, parallelism=shared, num_replicas=shared.num_replicas),
+        num_replicas=shared.num_replicas,
+        batch_size=of_replica and of_replica * shared.num_replicas,
+    )
+
+
+class _Tracer:
+    """What the traces of one call share: the device, and where their workers write."""
+
+    def __init__(
+        self, config: Config, device_name: str | None, *, model_dir: str | None, fresh: bool, on_progress: Progress
+    ) -> None:
+        folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "traces"
+        self.log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
+        self.model_dir, self.fresh, self.on_progress = model_dir, fresh, on_progress
+        emulated = config.explore.device_name
+        self.device: Device | None = None  # that was named; None for the job's own
+        if device_name:
+            self.device = device_by_name(device_name)
+        elif emulated:
+            self.device = named_device(emulated)[1]
+        self.device_info = (
+            _device_info_here(config, self.log_dir) if self.device is None else _device_info_of(self.device)
+        )
+
+    @property
+    def device_name(self) -> str:
+        """The device as torch names it."""
+        return str(self.device_info["device"])
+
+    @property
+    def gpu(self) -> GpuProperties | None:
+        """The device of a CUDA job, present or absent."""
+        if self.device is not None:
+            return GpuProperties.of_device(self.device)
+        return GpuProperties.of_device_info(self.device_info)
+
+    def trace(self, config: Config) -> CostModel:
+        """Trace one job, in a worker of its own: the ranks of a process are those of its first job."""
+        traced = recall_or_trace(self._job(config), self.log_dir, lambda message: None, gpu=self.gpu, fresh=self.fresh)
+        if isinstance(traced, str):
+            raise self.untraceable(config, traced)
+        return traced
+
+    def records(
+        self, traced: Sequence[tuple[Config, CostModel]], micro_batch_sizes: Sequence[int] | None
+    ) -> list[dict[str, Any]]:
+        """Return the `trace` event of each job; all list the same sizes."""
+        if micro_batch_sizes is None and len(traced) > 1:
+            largest = max(self.record(*one, ())["max_micro_batch_size"] or 0 for one in traced)
+            own = traced[0][0]
+            micro_batch_sizes = listed_sizes(largest, minimum=own.minimum, maximum=own.maximum)
+        return [self.record(*one, micro_batch_sizes) for one in traced]
+
+    def record(self, config: Config, cost_model: CostModel, micro_batch_sizes: Sequence[int] | None) -> dict[str, Any]:
+        """Return the `trace` event of a job, with the memory budget of one of its ranks."""
+        job, parallelism = self._job(config), config.job.parallelism
+        budget = resolve_budget(
+            config.explore,
+            self.device_info,
+            num_replicas=config.num_replicas,
+            gradient_bytes=gradient_bytes_of(job, cost_model.num_parameters),
+            is_traced_for_ranks=parallelism.is_distributed,
+        )
+        record = trace_record(
+            cost_model,
+            budget_bytes=budget.budget_bytes,
+            judged_by=judged_by(job.device),
+            minimum=config.minimum,
+            maximum=config.maximum,
+            micro_batch_sizes=micro_batch_sizes,
+        )
+        return (
+            {"event": "trace", "num_devices": parallelism.num_ranks, "parallelism": dataclasses.asdict(parallelism)}
+            | record
+            | {"settings": {}}
+            | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
+            | {"notes": [*record["notes"], *_notes(config)]}
+        )
+
+    def by_length(
+        self, config: Config, at_longest: CostModel, sizes: Iterable[str]
+    ) -> dict[str, dict[str, int]] | None:
+        """Return peaks by length of a batch and by size; None where all samples are as long, or untraceable at others.
+
+        The lengths are the longest, and those that half and a tenth of the samples exceed.
+        """
+        job = self._job(config)
+        if job.lengths is None:
+            return None
+        memory = trace_lengths(job, at_longest, self.log_dir, self.on_progress, gpu=self.gpu, fresh=self.fresh)
+        if memory is None:
+            return None
+        shown = dict.fromkeys((job.lengths.quantile(0.5), job.lengths.quantile(0.9), job.lengths.longest))
+        return {str(length): {size: memory.peak_memory_bytes(int(size), length) for size in sizes} for length in shown}
+
+    def untraceable(self, config: Config, reason: str) -> BexploreError:
+        """Return the error of a job that cannot be traced; one eager pass shows whether the program itself fails."""
+        message = f"this job cannot be traced: {reason}"
+        if self.device is not None:
+            eager = "the compiler has no kernels for such a device; trace its eager program: set explore.compile: false"
+            return EngineError(message, hint=eager if _TOO_OLD in reason else "")
+        size = config.minimum
+        run = probe_once(
+            config,
+            micro_batch_size=size,
+            compilation="eager",
+            model_dir=self.model_dir,
+            on_progress=self.on_progress,
+        ).observation
+        if run.is_measured:
+            hint = f"it runs at size {size}: bexplore explore {config.typed} works without a trace"
+            return EngineError(message, hint=hint)
+        if run.outcome is Outcome.CRASHED:
+            failure = f"your program fails at micro_batch_size {size}: {run.reason}"
+            return UserProgramError(failure, traceback_text=run.traceback_text)
+        return EngineError(f"{message}; at size {size} it ends as {run.outcome.value}: {run.reason}")
+
+    def _job(self, config: Config) -> Job:
+        return config.on_device(self.device_name).job
+
+
+def _notes(config: Config) -> list[str]:
+    """Return what is assumed of how the ranks share the work."""
+    options, parallelism = config.explore.parallelism, config.job.parallelism
+    notes = []
+    if options is None and parallelism.is_distributed:
+        notes.append("explore.parallelism is absent: each device has a whole copy (DistributedDataParallel)")
+    if options is not None and options.mixed_precision_param is not None and not parallelism.is_sharded:
+        notes.append(f"{parallelism}: nothing is sharded, so mixed_precision_param is not in force")
+    return notes
+
+
+def _device_info_here(config: Config, log_dir: Path) -> dict[str, Any]:
+    """Return torch's description of the job's device; its name alone where torch does not see it."""
+    device = config.job.device
+    if device == "cpu" or (device == "auto" and torch_is_for_cpu()):
+        return {"device": "cpu"}
+    with Workers(log_dir) as workers:
+        try:
+            return workers.device_info(device)
+        except UserInputError:
+            return {"device": device}
+
+
+def _device_info_of(device: Device) -> dict[str, Any]:
+    """Return torch's description of an idle device of the table."""
+    return {"device": "cuda:0"} | memory_of_absent_device(device.total_memory_bytes)
