@@ -66,7 +66,7 @@ class Request:
     fresh: bool = False
 
     def overrides(self) -> list[str]:
-        """Return the settings as `--set` takes them."""
+        """Return the settings as overrides of a configuration."""
         env = {SIZE: "{micro_batch_size}"} | dict(self.settings.get("env") or {})
         if self.sets_accumulation:
             env[ACCUMULATION] = "{accumulation}"

@@ -97,7 +97,7 @@ def change_further(path: Path, numbers: BatchNumbers, *, own_family: str) -> Fil
         tried = ", ".join(key for family in families for key in family.micro_batch_size) or "of no known family"
         raise UserInputError(
             f"{path} has no number of a batch: none of the keys {tried}, nor those of accumulation and global batch",
-            hint="leave it out of --also",
+            hint="leave it out of `also`",
         )
     before = path.read_bytes()
     mark = BYTE_ORDER_MARK if before.startswith(BYTE_ORDER_MARK) else b""
@@ -108,7 +108,7 @@ def _refuse_tokens(path: Path, family: Family) -> None:
     if family.counts_tokens:
         raise UserInputError(
             f"{path} is of {family.title}, which counts tokens: a second file of it is not written",
-            hint="leave it out of --also, and write its numbers yourself",
+            hint="leave it out of `also`, and write its numbers yourself",
         )
 
 
@@ -290,7 +290,7 @@ def _further(
     )
     for path in paths:
         if path.resolve() == config.path.resolve():
-            raise UserInputError(f"--also {path} is the configuration itself", hint="leave it out")
+            raise UserInputError(f"`also`: {path} is the configuration itself", hint="leave it out")
     return tuple(change_further(path, numbers, own_family=config.layout) for path in paths)
 
 
@@ -407,7 +407,7 @@ def _newest_run(config: Config) -> Run:
     if not finished:
         raise UserInputError(
             f"no finished run of this job under {folder}",
-            hint=f"bexplore explore {config.typed}, or name a run: --run RUN",
+            hint=f"bexplore explore {config.typed}, or name a run: `run=RUN`",
         )
     return next((run for run in finished if not _changes(config, run)), finished[0])
 

@@ -138,7 +138,7 @@ def examine(
     yield _memory()
     yield _threads(device_info)
     yield _cache()
-    yield _has_room("run folder", Path.cwd(), "run in, or name with --model-dir, a folder with free space")
+    yield _has_room("run folder", Path.cwd(), "run in, or name with `model_dir`, a folder with free space")
     if noise_s > 0:
         yield _noise(noise_s)
     if config is not None and device_info:

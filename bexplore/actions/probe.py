@@ -71,7 +71,7 @@ def probe_once(
     with Workers(run_dir, {**environment, **environment_alone(config)}) as workers:
         device_info = workers.device_info(config.job.device, on_progress=on_progress)
         if trace_path is not None and device_info["is_emulated"]:
-            raise UserInputError("a profile is of times, and an emulated device has none", hint="leave --profile out")
+            raise UserInputError("an emulated device has no times to profile", hint="leave `trace_path` out")
         budget = resolve_budget(
             config.explore,
             device_info,
@@ -120,11 +120,13 @@ def _check_trace_path(config: Config, trace_path: Path | None) -> None:
         return
     if config.command is not None:
         raise UserInputError(
-            "the steps of a training command are not profiled: its program is its own",
+            "`trace_path` does not work with training commands",
             hint="use the profiler of your framework, with the size that was found",
         )
     if not trace_path.name.removesuffix(".gz").endswith(".json") or trace_path.is_dir():
-        raise UserInputError(f"{trace_path} is no name of a trace", hint="type --profile trace.json, or trace.json.gz")
+        raise UserInputError(
+            f"{trace_path} is no name of a trace", hint="name it `trace_path=trace.json`, or trace.json.gz"
+        )
     if not trace_path.resolve().parent.is_dir():
         raise UserInputError(f"{trace_path}: no such folder", hint=f"mkdir -p {trace_path.parent}")
 

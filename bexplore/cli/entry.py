@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 
 from bexplore import __version__
 from bexplore.cli import streams
+from bexplore.cli.field_names import name_options
 from bexplore.errors import BexploreError, EngineError, ExitCode, UserProgramError, first_line
 from bexplore.host import blas_threads
 from bexplore.host.secret_values import hidden, hidden_arguments, hide_process_title
@@ -177,10 +178,11 @@ def hide_arguments(given: Sequence[str]) -> None:
 
 
 def _fail(error: BexploreError, *, as_json: bool) -> None:
-    click.echo(f"error: {hidden(error.message)}", err=True)
-    if error.hint:
-        click.echo(f"hint: {hidden(error.hint)}", err=True)
-    _end(error.message, error.hint, error.exit_code, as_json=as_json)
+    message, hint = name_options(error.message), name_options(error.hint)
+    click.echo(f"error: {hidden(message)}", err=True)
+    if hint:
+        click.echo(f"hint: {hidden(hint)}", err=True)
+    _end(message, hint, error.exit_code, as_json=as_json)
 
 
 def _end(message: str, hint: str, exit_code: ExitCode, *, as_json: bool) -> None:

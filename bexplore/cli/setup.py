@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from bexplore.actions.doctor import Check, Status, examine
+from bexplore.cli.field_names import name_options
 from bexplore.cli.options import COMMAND, CommandBehindDashes
 from bexplore.command import attach as pth
 from bexplore.config import starter
@@ -137,6 +138,7 @@ def doctor(config: Path | None, noise_s: float, no_code: bool, as_json: bool) ->
     )
     for check in checks:
         has_problem |= check.status is Status.PROBLEM
+        check = dataclasses.replace(check, fix=name_options(check.fix))
         click.echo(json.dumps({"event": "check"} | dataclasses.asdict(check)) if as_json else _line(check))
     if has_problem:
         sys.exit(ExitCode.ENGINE_BROKE)

@@ -84,7 +84,7 @@ def remove(python: str) -> Path | None:
     return path
 
 
-_NAME_IT = "name the Python that trains: --python /opt/training/bin/python"
+_NAME_IT = "name the Python that trains: `python=/opt/training/bin/python`"
 
 
 def _run(python: str, program: str, **variables: str) -> str:

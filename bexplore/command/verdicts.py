@@ -286,12 +286,12 @@ def check_replicas(ranks: Sequence[Rank], asked: int | None) -> tuple[int, Findi
         )
     if not any(rank.digests for rank in ranks):
         why = "no batch was seen, so the replicas cannot be told from ranks that share one"
-        return asked, Finding(verdict=Verdict.UNSEEN, why=why, hint="leave --replicas out")
+        return asked, Finding(verdict=Verdict.UNSEEN, why=why, hint="leave `replicas` out")
     why = (
         f"{counted(num_replicas, 'replica')} of {counted(len(ranks), 'rank')} had batches of their own where {asked} "
         "were asked for"
     )
-    hint = "use a DistributedSampler; or, where ranks share one replica's work, give --replicas as the replicas alone"
+    hint = "use a DistributedSampler; or, where ranks share one replica's work, give `replicas` as the replicas alone"
     return num_replicas, Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""The one rule of `--no-code`: the keys of a file that can make this program run or import something.
+"""The one rule of `allow_code=False`: the keys of a file that can make this program run or import something.
 
 A test of the suite, `test_code_keys.py`, lists every other key that takes a text, with the reason why it is only data.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 
-HINT = "leave out --no-code if you trust the file"
+HINT = "`allow_code=True` if you trust the file"
 IMPORT_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")  # of `explore.workload`
 # Launchers whose words are this program's own, and that start its own workers.
 OWN_LAUNCHERS = ("none", "torchrun", "srun", "ray", "external")
@@ -84,12 +84,14 @@ def refuse_code(section: Mapping[str, Any], problems: Problems) -> None:
     """Note each key of the section `explore` that can run or import something; what it would run is not looked at."""
     for path, key, value in _found(section):
         name, shown = dotted_path(("explore", *path)), f", {quoted(value)}," if key.is_shown else ","
-        problems.error(("explore", *path), f"{name} {key.does}{shown} and --no-code refuses that", HINT)
+        problems.error(("explore", *path), f"{name} {key.does}{shown} and `allow_code=False` refuses that", HINT)
 
 
 def refuse_usual_command(problems: Problems, place: KeyPath, family: str) -> None:
     """Note that a file of a family is explored by starting the family's own program."""
-    problems.error(place, f"a file of {family} is explored by starting its program, and --no-code refuses that", HINT)
+    problems.error(
+        place, f"a file of {family} is explored by starting its program, and `allow_code=False` refuses that", HINT
+    )
 
 
 def _found(section: Mapping[str, Any]) -> Iterator[tuple[KeyPath, CodeKey, Any]]:

@@ -203,7 +203,7 @@ class Config:
         if self.batch_size is not None and not self.has_replica_batch_size:
             raise UserInputError(
                 f"the command started {num_replicas} replicas, on which the global batch size depends",
-                hint=f"type --replicas {num_replicas}",
+                hint=f"give `replicas={num_replicas}`",
             )
         of_replica = self.batch_size and self.batch_size // self.num_replicas
         return dataclasses.replace(self, num_replicas=num_replicas, batch_size=of_replica and of_replica * num_replicas)

@@ -57,7 +57,8 @@ def load_config(
     if layout is None:
         raise UserInputError(
             f"{path}: there is nothing to explore: no train_input, eval_input or trainer among {_names(read.values)}",
-            hint=guess or "its family was not recognised either: name it by --dialect, or type your command behind --",
+            hint=guess
+            or "its family was not recognised either: name it by explore.dialect, or give your training command",
         )
     side = mode if mode in layout.micro else next(iter(layout.micro), None)
     for override in given:

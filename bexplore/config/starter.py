@@ -131,7 +131,7 @@ def from_file(path: Path) -> Starter:
     if own.family.program is None:
         notes.append("its command is yours: bexplore explore FILE -- COMMAND {config}")
     if own.numbers.num_replicas is None:
-        notes.append("replicas are not in the file: the first start shows them, or type --replicas N")
+        notes.append("replicas are not in the file: the first start shows them, or write explore.replicas: N")
     text = _with_batch_of_a_step(text, own, path)
     return Starter(text=text, notes=notes, target=path.with_suffix(f".explore{path.suffix}"))
 

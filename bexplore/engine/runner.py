@@ -282,7 +282,7 @@ class EngineRunner:
         request = ProfileSteps(micro_batch_size=micro_batch_size, trace_path=str(trace_path))
         answer = self._ask(request, limit_s=STEP_LIMIT_S)
         if not isinstance(answer, Done):
-            raise EngineError(f"the steps could not be profiled: {answer.reason}", hint="probe without --profile")
+            raise EngineError(f"the steps could not be profiled: {answer.reason}", hint="probe without `trace_path`")
         return from_record(Profile, answer.values)
 
     def rest(self) -> None:

@@ -146,7 +146,7 @@ class CommandExploration(Exploration):
         if {"replicas", "global_batch_size"} & self._command.placeholders and num_replicas > 1:
             raise UserInputError(
                 f"the command started {num_replicas} replicas, on which its own numbers depend",
-                hint=f"type --replicas {num_replicas}",
+                hint=f"give `replicas={num_replicas}`",
             )
         self.config = self.config.with_replicas(num_replicas)
         runner.num_replicas = num_replicas
@@ -371,7 +371,7 @@ class CommandExploration(Exploration):
         if self._command.sets_accumulation:
             yield f"each start accumulates {PROBING_ACCUMULATION} micro-batches a step; passes are ranked"
             if self.config.batch_size is None and own is None:
-                yield "the accumulation of your training is unknown: with --global-batch-size N a real step is run"
+                yield "the accumulation of your training is unknown: with explore.global_batch_size a real step is run"
         elif own is not None:
             yield f"the command fixes {counted(own, 'accumulation step')}; whole steps are ranked, updates included"
         else:

@@ -389,7 +389,7 @@ _OTHER_MAKERS = tuple(
         (
             r"cpu|xeon|epyc|ryzen|threadripper|graviton\d?",
             "it is a processor",
-            "without --device-name the program of this machine is traced",
+            "without `device_name` the program of this machine is traced",
         ),
     )
 )
@@ -412,7 +412,7 @@ def device_by_name(name: str) -> Device:
             raise UserInputError(f"{message}: {what}", hint=hint)
     guess = f'did you mean "{near}"? ' if near else ""
     known = "\n".join(f"  {family}: {_keys_of(family)}" for family in reversed(_FAMILIES))
-    raise UserInputError(message, hint=f"{guess}known, or give the size by --memory-budget 80GiB:\n{known}")
+    raise UserInputError(message, hint=f"{guess}known, or give the size by explore.memory_budget: 80GiB:\n{known}")
 
 
 def published_device(facts: Mapping[str, Any]) -> Device | None:

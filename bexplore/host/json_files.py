@@ -48,10 +48,12 @@ def read_json(path: Path) -> dict[str, Any]:
         value = parse_json(path.read_text())
     except (OSError, ValueError) as error:
         raise UserInputError(
-            f"cannot read {path}: {error}", hint="restore the file, or start over with --fresh"
+            f"cannot read {path}: {error}", hint="restore the file, or start over with `fresh=True`"
         ) from error
     if not isinstance(value, dict):
-        raise UserInputError(f"{path}: expected a JSON object", hint="restore the file, or start over with --fresh")
+        raise UserInputError(
+            f"{path}: expected a JSON object", hint="restore the file, or start over with `fresh=True`"
+        )
     return value
 
 

@@ -143,7 +143,7 @@ def _opened(path: Path) -> IO[str]:
     except OSError as error:
         raise EngineError(
             f"cannot open the lock {path}: {error.strerror}",
-            hint="make the folder writable, or choose another with --model-dir",
+            hint="make the folder writable, or choose another with `model_dir`",
         ) from error
 
 

@@ -38,7 +38,7 @@ class Journal:
             except (ValueError, KeyError, TypeError) as error:
                 raise UserInputError(
                     f"{self.path}:{number}: this is not an observation: {error!r}",
-                    hint="restore the file, or start over with --fresh; nothing was overwritten",
+                    hint="restore the file, or start over with `fresh=True`; nothing was overwritten",
                 ) from error
         return observations
 

@@ -244,7 +244,7 @@ class RunResult:
         except ValidationError as error:
             raise UserInputError(
                 f"the result of a run cannot be read: {error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}",
-                hint="restore result.json, or start over with --fresh",
+                hint="restore result.json, or start over with `fresh=True`",
             ) from error
 
 

@@ -264,7 +264,7 @@ def _deciding_values(meta: Mapping[str, Any]) -> dict[str, str]:
 
 def _unwritable(folder: Path, error: OSError) -> EngineError:
     return EngineError(
-        f"cannot write the run directory under {folder}: {error.strerror}", hint="choose another with --model-dir"
+        f"cannot write the run directory under {folder}: {error.strerror}", hint="choose another with `model_dir`"
     )
 
 

@@ -2,7 +2,7 @@
 
 The fingerprint of a program is known only after its trace. So an entry also lists what the trace was made from, as the
 direct mode of ccache does: digests of the user's own source files, and versions of installed packages. An entry is used
-only while all are unchanged. A file that the program opens by itself is not among them: `--fresh` ignores the cache.
+only while all are unchanged. A file that the program opens by itself is not among them: `fresh` ignores the cache.
 
 Any error of the cache means that the job is traced.
 """

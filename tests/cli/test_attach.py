@@ -164,7 +164,7 @@ def test_what_is_no_python_is_refused_and_nothing_is_written(tmp_path, monkeypat
     for action in (pth.install, pth.remove):
         with pytest.raises(UserInputError, match=f"program {says}") as raised:
             action(str(other))
-        assert "--python /opt/training/bin/python" in raised.value.hint
+        assert "`python=/opt/training/bin/python`" in raised.value.hint
     assert list(tmp_path.iterdir()) == [other]
 
 

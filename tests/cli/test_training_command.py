@@ -56,6 +56,6 @@ def test_a_dry_run_without_an_output_folder_says_that_each_start_writes_where_it
         f"starts `{' '.join(TRAIN)}` up to 16 times, and ends each after its last observed step",
         "the command does not take {output_dir}: each start writes where it likes; trackers are switched off",
         "each start accumulates 2 micro-batches a step; passes are ranked",
-        "the accumulation of your training is unknown: with --global-batch-size N a real step is run",
+        "the accumulation of your training is unknown: with explore.global_batch_size a real step is run",
     ]
     assert list(tmp_path.iterdir()) == []

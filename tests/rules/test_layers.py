@@ -46,7 +46,7 @@ ORDER = {
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot tables guard_table guard_ci plan_table event_files bexp settings_text lengths_text profile_text "
     "summary live_view console report",
-    "cli": "streams entry options setup apply explore guard one_shot plan_options plan network offline",
+    "cli": "streams field_names entry options setup apply explore guard one_shot plan_options plan network offline",
 }
 
 # Package -> the only places that may import it.

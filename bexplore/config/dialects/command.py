@@ -110,7 +110,7 @@ def _check_ranks(problems: Problems, settings: ExploreSettings) -> None:
         problems.error(
             ("explore", "settings"),
             "the settings of a training command stand in its own file or options, which bexplore does not change",
-            "remove it, and explore the command with each setting in turn; --model-dir keeps the runs apart",
+            "remove it, and explore the command with each setting in turn; `model_dir` keeps the runs apart",
         )
     if settings.lengths is not None:
         problems.error(
@@ -255,7 +255,7 @@ def _check_place_of_word(problems: Problems, sizes: list[KeyPath], own: FamilyFi
         problems.error(
             sizes[0],
             f"{dotted_path(sizes[0])} is explore, and {own.family.title} keeps its micro-batch size in {keys}",
-            f"type {dotted_path(own.size_path)}: explore, or --dialect for another family",
+            f"type {dotted_path(own.size_path)}: explore, or explore.dialect for another family",
         )
 
 
@@ -398,18 +398,18 @@ def _check(problems: Problems, command: Command, own: FamilyFile | None) -> None
         problems.error(
             place,
             "the command does not take {output_dir}, so each start may write over your checkpoints and logs",
-            "write {output_dir} where the command takes its output folder, or consent: --writes-are-fine",
+            "write {output_dir} where the command takes its output folder, or consent: `writes_are_fine=True`",
         )
     if "global_batch_size" in used and "micro_batch_size" not in used and command.num_replicas is None:
         problems.error(
             place,
             "{global_batch_size} is the size of all replicas, and their number is not given",
-            "type --replicas N, or replicas: N in the section explore",
+            "give `replicas=N`, or replicas: N in the section explore",
         )
     if own is not None and "global_batch_size" in used and command.num_replicas is None:
         problems.error(
             own.places.get("global_batch_size", own.size_path),
             f"{own.family.title} derives the accumulation from the global batch and the replicas, and the file has no "
             "number of replicas",
-            "type --replicas N, or replicas: N in the section explore",
+            "give `replicas=N`, or replicas: N in the section explore",
         )

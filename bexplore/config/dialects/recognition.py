@@ -85,7 +85,7 @@ def family_named(name: Any) -> Family:
     if family is None:
         near = close_match(str(name), FAMILIES)
         hint = f"did you mean {near}?" if near else f"one of {', '.join(FAMILIES)}"
-        raise UserInputError(f"--dialect: there is no family {quoted(name)}", hint=hint)
+        raise UserInputError(f"explore.dialect: there is no family {quoted(name)}", hint=hint)
     return family
 
 

@@ -25,7 +25,7 @@ def png(figure: Figure) -> bytes:
         from matplotlib.figure import Figure as Canvas
     except ImportError as error:
         raise UserInputError(
-            "PNG needs matplotlib, which is not installed", hint="pip install matplotlib, or export SVG: --figures svg"
+            "PNG needs matplotlib, which is not installed", hint="pip install matplotlib, or export SVG: `figures=svg`"
         ) from error
     canvas = Canvas(figsize=(7.6, 3.8), dpi=200, layout="constrained")
     FigureCanvasAgg(canvas)

@@ -163,7 +163,7 @@ def open_study(
     elif stored != specification:
         changed = sorted(key for key in specification if stored.get(key) != specification[key])
         differences = ", ".join(f"{key} {stored.get(key)} there, {specification[key]} here" for key in changed)
-        hint = "explore with --fresh, or use another storage"
+        hint = "explore with `fresh=True`, or use another storage"
         if "largest" in changed:
             hint += "; explorers that share a study need the same candidates: set max, and the same memory_budget"
         raise UserInputError(f"the stored study {name!r} has another search specification: {differences}", hint=hint)

@@ -52,7 +52,7 @@ def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None
     except Exception as error:  # drivers of any database raise what they like
         raise UserInputError(
             f"cannot open the storage {hidden(str(storage))}: {hidden(first_line(error))}",
-            hint="check the URL, or leave --storage out",
+            hint="check the URL, or leave explore.storage out",
         ) from error
 
 

@@ -139,7 +139,9 @@ def test_every_code_key_is_tried():
 def test_no_code_refuses_each_key_that_runs_or_imports(key, explore, tmp_path):
     with pytest.raises(UserInputError) as caught:
         load_config(written(tmp_path, explore), allow_code=False)
-    refusals = [line for line in caught.value.message.splitlines() if line.endswith("and --no-code refuses that")]
+    refusals = [
+        line for line in caught.value.message.splitlines() if line.endswith("and `allow_code=False` refuses that")
+    ]
     assert len([line for line in refusals if f"explore.{key} " in line]) == 1
 
 
@@ -165,7 +167,7 @@ def test_no_code_refuses_the_usual_command_of_each_family(family, tmp_path):
     path.write_text(json.dumps(sections))
     with pytest.raises(UserInputError) as caught:
         load_config(path, overrides=[f"explore.dialect={family}"], allow_code=False)
-    assert "is explored by starting its program, and --no-code refuses that" in caught.value.message
+    assert "is explored by starting its program, and `allow_code=False` refuses that" in caught.value.message
 
 
 @pytest.mark.parametrize("explore", TAKEN, ids=str)

@@ -74,7 +74,7 @@ def test_a_folder_of_another_user_is_refused_with_what_to_type(shared):
             create_run(shared, meta=META, now=NOW + timedelta(seconds=1))
         with pytest.raises(BexploreError, match="cannot append"):
             run.journal.append(observation())
-    assert "--model-dir" in refused.value.hint
+    assert "`model_dir`" in refused.value.hint
     assert run.journal.path.read_bytes() == before
 
 

@@ -382,7 +382,7 @@ def test_the_plan_has_the_true_bound_of_starts(overrides, text, words, total, pa
         (
             "",
             ("--accumulation={accumulation}",),
-            "the accumulation of your training is unknown: with --global-batch-size N a real step is run",
+            "the accumulation of your training is unknown: with explore.global_batch_size a real step is run",
         ),
         (
             "gradient_accumulation_steps: 8",

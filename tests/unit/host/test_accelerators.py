@@ -167,7 +167,7 @@ def test_most_slips_lead_to_the_device_or_to_one_of_its_number():
             "explore.device: cuda, as torch for ROCm calls it",
         ),
         (("Ascend 910B", "npu"), "Ascend is no CUDA device", "explore.device: npu"),
-        (("cpu", "Xeon 8480+", "EPYC 9654", "Ryzen 9 7950X"), "it is a processor", "without --device-name"),
+        (("cpu", "Xeon 8480+", "EPYC 9654", "Ryzen 9 7950X"), "it is a processor", "without `device_name`"),
     ],
 )
 def test_an_accelerator_of_another_maker_is_told_what_it_is_and_what_can_be_had(names, what, advice):

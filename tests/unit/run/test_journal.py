@@ -62,7 +62,7 @@ def test_damage_before_the_end_is_an_error_with_its_line_and_changes_nothing(tmp
     with pytest.raises(UserInputError, match=r"journal\.jsonl:1: this is not an observation") as error:
         book.read()
 
-    assert "--fresh" in error.value.hint
+    assert "`fresh=True`" in error.value.hint
     assert book.path.read_bytes() == before
 
 

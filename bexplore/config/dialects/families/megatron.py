@@ -49,7 +49,7 @@ MEGATRON_BRIDGE = Family(
         *("ddp", "optimizer.use_distributed_optimizer"),
     ),
     rules=_rules_of_megatron,
-    note="give the data-parallel size as --replicas",
+    note="give the data-parallel size as explore.replicas",
 )
 
 _ARGS = "MODEL_ARGS.--"
@@ -79,7 +79,7 @@ MEGATRON_LM = Family(
         ),
     ),
     rules=_rules_of_megatron,
-    note="-- torchrun ... pretrain_gpt.py --yaml-cfg {config}; give the data-parallel size as --replicas",
+    note="-- torchrun ... pretrain_gpt.py --yaml-cfg {config}; give the data-parallel size as explore.replicas",
 )
 
 

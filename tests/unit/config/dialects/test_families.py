@@ -178,7 +178,7 @@ def test_a_derived_accumulation_needs_the_replicas(tmp_path):
     with pytest.raises(UserInputError, match="no number of replicas") as raised:
         loaded(tmp_path, text, ".yaml", "explore.dialect=megatron-bridge")
 
-    assert "--replicas N" in raised.value.hint
+    assert "`replicas=N`" in raised.value.hint
 
 
 # Copies
@@ -276,7 +276,7 @@ def test_a_global_batch_size_that_was_taken_for_one_replica_asks_for_the_replica
     assert config.with_replicas(1) == config
     with pytest.raises(UserInputError, match="started 2 replicas") as raised:
         config.with_replicas(2)
-    assert raised.value.hint == "type --replicas 2"
+    assert raised.value.hint == "give `replicas=2`"
 
 
 def test_two_fixed_batches_of_a_step_are_refused(tmp_path):

@@ -147,7 +147,7 @@ def test_a_stored_study_that_asks_another_question_is_refused(tmp_path: Path):
     open_study(BexploreSampler(SPACE, SETTINGS), storage=url)
     with pytest.raises(UserInputError, match="tolerance") as caught:
         open_study(BexploreSampler(SPACE, SearchSettings(tolerance=0.05)), storage=url)
-    assert "--fresh" in caught.value.hint
+    assert "`fresh=True`" in caught.value.hint
 
 
 def test_dashboards_read_samples_per_second_at_the_axis(tmp_path):
