@@ -63,29 +63,29 @@ def load(
     settings = read_settings(document.values.get("explore"), problems, allow_code=allow_code)
     if not allow_code and own is not None and settings.command is None:
         refuse_usual_command(problems, own.size_path, own.family.title)
-    _check_ranks(problems, settings)
+    _refuse_other_settings(problems, settings)
     problems.raise_if_any()
-    numbers = _numbers(settings, own, written_size)
-    replica_batch_size = _replica_batch_size(problems, settings, own, numbers, written_size)
+    numbers = _read_numbers(settings, own, written_size)
+    replica_batch_size = _read_replica_batch_size(problems, settings, own, numbers, written_size)
     if replica_batch_size is not None:
         total = replica_batch_size * (numbers.num_replicas or 1)
         numbers = dataclasses.replace(numbers, global_batch_size=total)
-    argv = tuple(settings.command or ()) or _usual(problems, own, settings, numbers)
-    fixed = _fixed_accumulation(argv)
+    argv = tuple(settings.command or ()) or _find_usual_command(problems, own, settings, numbers)
+    fixed = _find_fixed_accumulation(argv)
     command = Command(
         argv=argv,
         env=settings.env,
-        file=None if text is None else _file(problems, text, own, fixed),
+        file=None if text is None else _make_file(problems, text, own, fixed),
         num_replicas=numbers.num_replicas,
-        accumulation=fixed or _accumulation_of_file(document, own),
+        accumulation=fixed or _find_accumulation_of_file(document, own),
         writes_are_fine=settings.writes_are_fine,
         is_typed=bool(document.position(("explore", "command")).override),
     )
-    request = _request(problems, own, command.file)
+    request = _read_request(problems, own, command.file)
     if request.is_search:
-        _check(problems, command, own)
+        _check_command(problems, command, own)
     problems.raise_if_any()
-    job = _job(command, numbers, own, document)
+    job = _make_job(command, numbers, own, document)
     return Config(
         path=document.path,
         layout="command" if own is None else own.family.name,
@@ -100,34 +100,27 @@ def load(
         explore=settings,
         command=command,
         recognised="" if own is None else own.why,
-        warnings=(*problems.warnings, *_notices(own, command)),
+        warnings=(*problems.warnings, *_describe_probing(own, command)),
     )
 
 
-def _check_ranks(problems: Problems, settings: ExploreSettings) -> None:
-    """Note what a training command decides by itself, and a launcher that no usual command has."""
-    if settings.settings is not None:
-        problems.error(
-            ("explore", "settings"),
-            "the settings of a training command stand in its own file or options, which bexplore does not change",
-            "remove it, and explore the command with each setting in turn; `model_dir` keeps the runs apart",
-        )
-    if settings.lengths is not None:
-        problems.error(
-            ("explore", "lengths"), "a training command reads data of its own, of whatever lengths", "remove it"
-        )
-    if settings.parallelism is not None:
-        problems.error(
-            ("explore", "parallelism"), "a training command decides itself how its ranks share the work", "remove it"
-        )
+def _refuse_other_settings(problems: Problems, settings: ExploreSettings) -> None:
+    """Note settings that a training command has in its own file or options, and an unknown launcher."""
+    hints = {
+        "settings": "remove it, and explore the command with each setting in turn; `model_dir` keeps the runs apart",
+        "lengths": "remove it: a training command reads its own data",
+        "parallelism": "remove it: a training command decides itself how its ranks share the work",
+    }
+    for name, hint in hints.items():
+        if getattr(settings, name) is not None:
+            problems.error(("explore", name), f"explore.{name} does not work with training commands", hint)
     if settings.launcher is not None and settings.launcher not in LAUNCHERS:
-        known = f"known here: {', '.join(LAUNCHERS)}"
         near = close_match(settings.launcher, LAUNCHERS)
-        hint = f"did you mean {near}?" if near else known
+        hint = f"did you mean {near}?" if near else f"known here: {', '.join(LAUNCHERS)}"
         problems.error(("explore", "launcher"), f"{quoted(settings.launcher)} is no launcher of a command", hint)
 
 
-def _numbers(settings: ExploreSettings, own: FamilyFile | None, written_size: Any) -> Numbers:
+def _read_numbers(settings: ExploreSettings, own: FamilyFile | None, written_size: Any) -> Numbers:
     """Return the numbers of the file; those of the section `explore` go before, and a size that is replaced counts."""
     numbers = Numbers() if own is None else own.numbers
     given = {"num_replicas": settings.replicas, "global_batch_size": settings.global_batch_size}
@@ -140,7 +133,7 @@ def _numbers(settings: ExploreSettings, own: FamilyFile | None, written_size: An
     return numbers
 
 
-def _replica_batch_size(
+def _read_replica_batch_size(
     problems: Problems, settings: ExploreSettings, own: FamilyFile | None, numbers: Numbers, written_size: Any
 ) -> int | None:
     """Return the samples of one replica in a step, where they are fixed and the global batch is not."""
@@ -157,7 +150,9 @@ def _replica_batch_size(
     return int(written_size) // own.tokens_of_a_sample * (numbers.accumulation or 1)
 
 
-def _usual(problems: Problems, own: FamilyFile | None, settings: ExploreSettings, numbers: Numbers) -> tuple[str, ...]:
+def _find_usual_command(
+    problems: Problems, own: FamilyFile | None, settings: ExploreSettings, numbers: Numbers
+) -> tuple[str, ...]:
     """Return the usual command of the file's family, behind the launcher that the settings name."""
     if own is None:
         return ()
@@ -178,23 +173,23 @@ def _usual(problems: Problems, own: FamilyFile | None, settings: ExploreSettings
     return launched(launcher or "torchrun", num_processes, program.launched)
 
 
-def _job(command: Command, numbers: Numbers, own: FamilyFile | None, document: Document) -> Job:
+def _make_job(command: Command, numbers: Numbers, own: FamilyFile | None, document: Document) -> Job:
     """Return what decides the program: the command, its variables and the values of its file but for its batch."""
     words = hidden_words(command.argv, by_value=False)
     model: dict[str, Any] = {
         "command": words,
-        "env": {name: _compared(name, text) for name, text in command.env.items()},
+        "env": {name: _hide_value(name, text) for name, text in command.env.items()},
     }
     if command.file is not None:
         batch = {key.path for key in command.file.keys}
-        rest = {dotted_path(path): value for path, value in _leaves(document.values) if path not in batch}
+        rest = {dotted_path(path): value for path, value in _find_leaves(document.values) if path not in batch}
         own_keys = {name: value for name, value in rest.items() if name.partition(".")[0] != "explore"}
         own_keys = hidden_record(own_keys, by_value=False)
         values = json.dumps(own_keys, sort_keys=True, default=str)
         model |= {"file": command.file.name, "values_sha256": _digest(values.encode())}
     if own is not None:
         model |= {"family": own.family.name, "memory": own.memory()}
-    if code := {word: _digest(Path(word).read_bytes()) for word in command.argv if _is_code(word)}:
+    if code := {word: _digest(Path(word).read_bytes()) for word in command.argv if _is_script_of_python(word)}:
         model["code_sha256"] = code
     return Job(
         workload="command",
@@ -206,14 +201,14 @@ def _job(command: Command, numbers: Numbers, own: FamilyFile | None, document: D
     )
 
 
-def _compared(name: str, text: str) -> str:
+def _hide_value(name: str, text: str) -> str:
     """Return what stands for a variable's value where jobs are compared; another password is the same job."""
     if is_placeholder(text):
         return text
     return MASK if is_secret_name(name) else keyed_digest(hidden(text, by_value=False))
 
 
-def _notices(own: FamilyFile | None, command: Command) -> Iterator[str]:
+def _describe_probing(own: FamilyFile | None, command: Command) -> Iterator[str]:
     """Yield what is done to the file's copies that the user has not asked for."""
     if own is None or command.file is None:
         return
@@ -225,25 +220,29 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _is_code(word: str) -> bool:
+def _is_script_of_python(word: str) -> bool:
     """Return whether a word of the command names a program of Python, whose change is another program."""
     return word.endswith(".py") and Path(word).is_file()
 
 
-def _file(problems: Problems, text: str, own: FamilyFile | None, fixed_accumulation: int | None) -> CommandFile:
+def _make_file(problems: Problems, text: str, own: FamilyFile | None, fixed_accumulation: int | None) -> CommandFile:
     """Return the user's file without the section of bexplore, and its keys that change from start to start.
 
     Where a word of the command fixes the accumulation, the file's own stays as it is.
     """
     document = problems.document
-    sizes = [path for path, value in _own_leaves(document) if _asks(value)]
+    sizes = [path for path, value in _find_own_leaves(document) if _is_word(value)]
     _check_place_of_word(problems, sizes, own)
-    keys = _keys_of_any_file(document, sizes) if own is None else tuple(_keys_of_family(own, sizes))
+    if own is None:
+        keys = [FileKey(path=path, name="micro_batch_size") for path in sizes]
+        keys += [FileKey(path=path, name="accumulation") for path in _find_accumulations(document)]
+    else:
+        keys = list(_find_family_keys(own, sizes))
     if fixed_accumulation is not None:
-        keys = tuple(key for key in keys if key.name != "accumulation")
-    probing = {} if own is None else dict(_probing(own))
+        keys = [key for key in keys if key.name != "accumulation"]
+    probing = {} if own is None else dict(_find_probing(own))
     name = document.path.name
-    return CommandFile(name=name, text=without_section(text, "explore", source=name), keys=keys, probing=probing)
+    return CommandFile(name=name, text=without_section(text, "explore", source=name), keys=tuple(keys), probing=probing)
 
 
 def _check_place_of_word(problems: Problems, sizes: list[KeyPath], own: FamilyFile | None) -> None:
@@ -259,38 +258,34 @@ def _check_place_of_word(problems: Problems, sizes: list[KeyPath], own: FamilyFi
         )
 
 
-def _keys_of_any_file(document: Document, sizes: list[KeyPath]) -> tuple[FileKey, ...]:
-    """Return the keys of a file of no known family: the place of the word, and what is named as accumulation is."""
-    size = [FileKey(path=path, name="micro_batch_size") for path in sizes]
-    return (*size, *(FileKey(path=path, name="accumulation") for path in _accumulations(document)))
-
-
-def _accumulations(document: Document) -> dict[KeyPath, int]:
+def _find_accumulations(document: Document) -> dict[KeyPath, int]:
     """Return the numbers that are named as accumulation is, by their paths."""
     return {
-        path: value for path, value in _own_leaves(document) if path[-1] in _ACCUMULATION_KEYS and is_integer(value)
+        path: value
+        for path, value in _find_own_leaves(document)
+        if path[-1] in _ACCUMULATION_KEYS and is_integer(value)
     }
 
 
-def _accumulation_of_file(document: Document, own: FamilyFile | None) -> int | None:
+def _find_accumulation_of_file(document: Document, own: FamilyFile | None) -> int | None:
     """Return the accumulation that the file has by itself; None where it has none, or several that differ."""
     if own is not None:
         return own.numbers.accumulation
-    found = set(_accumulations(document).values())
+    found = set(_find_accumulations(document).values())
     return found.pop() if len(found) == 1 and min(found) >= 1 else None
 
 
-def _fixed_accumulation(argv: Sequence[str]) -> int | None:
+def _find_fixed_accumulation(argv: Sequence[str]) -> int | None:
     """Return the accumulation that a word of the command fixes; the last one counts, as in argparse and Hydra."""
-    values = list(_accumulation_words(argv))
+    values = list(_find_accumulation_words(argv))
     return int(values[-1]) if values and values[-1].isdecimal() and int(values[-1]) else None
 
 
-def _accumulation_words(argv: Sequence[str]) -> Iterator[str]:
+def _find_accumulation_words(argv: Sequence[str]) -> Iterator[str]:
     """Yield the values of options that are named as accumulation is, in the script of a shell (`bash -c`) too."""
     for index, word in enumerate(argv):
         if is_script(argv, index):
-            yield from _accumulation_words(_split(word))
+            yield from _find_accumulation_words(_split_script(word))
         found = _ACCUMULATION_WORD.fullmatch(word.lstrip("-+").replace("-", "_"))
         if found is not None and found["value"] is not None:
             yield found["value"]
@@ -298,19 +293,19 @@ def _accumulation_words(argv: Sequence[str]) -> Iterator[str]:
             yield "".join(argv[index + 1 : index + 2])
 
 
-def _split(script: str) -> list[str]:
+def _split_script(script: str) -> list[str]:
     try:
         return shlex.split(script)
     except ValueError:  # an open quote, which is the shell's to refuse
         return []
 
 
-def _own_leaves(document: Document) -> list[tuple[KeyPath, Any]]:
+def _find_own_leaves(document: Document) -> list[tuple[KeyPath, Any]]:
     """Return the plain values of the file without the section of bexplore, each with its path."""
-    return [(path, value) for path, value in _leaves(document.values) if path[0] != "explore"]
+    return [(path, value) for path, value in _find_leaves(document.values) if path[0] != "explore"]
 
 
-def _keys_of_family(own: FamilyFile, sizes: list[KeyPath]) -> Iterator[FileKey]:
+def _find_family_keys(own: FamilyFile, sizes: list[KeyPath]) -> Iterator[FileKey]:
     """Yield the keys of a family's file: size, accumulation, global batch, and the folder of its output."""
     if sizes:
         yield FileKey(path=own.size_path, name="micro_batch_size", factor=own.tokens_of_a_sample)
@@ -324,7 +319,7 @@ def _keys_of_family(own: FamilyFile, sizes: list[KeyPath]) -> Iterator[FileKey]:
         yield FileKey(path=place, name="output_dir")
 
 
-def _probing(own: FamilyFile) -> Iterator[tuple[KeyPath, Any]]:
+def _find_probing(own: FamilyFile) -> Iterator[tuple[KeyPath, Any]]:
     """Yield what each start's copy sets, where the file has it otherwise."""
     for key, value in own.family.probing.items():
         path = own.values.path(key)
@@ -332,19 +327,19 @@ def _probing(own: FamilyFile) -> Iterator[tuple[KeyPath, Any]]:
             yield path, value
 
 
-def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+def _find_leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yield each plain value, and each `{explore: {...}}`, with its path."""
-    if isinstance(value, Mapping) and not _asks(value):
+    if isinstance(value, Mapping) and not _is_word(value):
         for key, inner in value.items():
-            yield from _leaves(inner, (*path, key))
+            yield from _find_leaves(inner, (*path, key))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _leaves(inner, (*path, index))
+            yield from _find_leaves(inner, (*path, index))
     elif path:
         yield path, value
 
 
-def _asks(value: Any) -> bool:
+def _is_word(value: Any) -> bool:
     is_bounded = (
         isinstance(value, Mapping)
         and set(value) == {"explore"}
@@ -353,7 +348,7 @@ def _asks(value: Any) -> bool:
     return value == "explore" or is_bounded
 
 
-def _request(problems: Problems, own: FamilyFile | None, file: CommandFile | None) -> Request:
+def _read_request(problems: Problems, own: FamilyFile | None, file: CommandFile | None) -> Request:
     """Return the request of the file: a search, unless a family's file has a number and the command no placeholder."""
     document = problems.document
     sizes = [] if file is None else file.paths("micro_batch_size")
@@ -370,7 +365,7 @@ def _request(problems: Problems, own: FamilyFile | None, file: CommandFile | Non
     return Request(kind=RequestKind.EXPLORE, minimum=minimum, maximum=maximum, path=path, position=position)
 
 
-def _check(problems: Problems, command: Command, own: FamilyFile | None) -> None:
+def _check_command(problems: Problems, command: Command, own: FamilyFile | None) -> None:
     """Note what would make every start useless or harmful."""
     place: KeyPath = () if command.is_typed else ("explore", "command")
     if not command.argv:
@@ -400,16 +395,9 @@ def _check(problems: Problems, command: Command, own: FamilyFile | None) -> None
             "the command does not take {output_dir}, so each start may write over your checkpoints and logs",
             "write {output_dir} where the command takes its output folder, or consent: `writes_are_fine=True`",
         )
-    if "global_batch_size" in used and "micro_batch_size" not in used and command.num_replicas is None:
+    if "global_batch_size" in used and command.num_replicas is None and (own or "micro_batch_size" not in used):
         problems.error(
-            place,
-            "{global_batch_size} is the size of all replicas, and their number is not given",
-            "give `replicas=N`, or replicas: N in the section explore",
-        )
-    if own is not None and "global_batch_size" in used and command.num_replicas is None:
-        problems.error(
-            own.places.get("global_batch_size", own.size_path),
-            f"{own.family.title} derives the accumulation from the global batch and the replicas, and the file has no "
-            "number of replicas",
+            own.places.get("global_batch_size", own.size_path) if own else place,
+            "the global batch size needs the number of replicas, which is not given",
             "give `replicas=N`, or replicas: N in the section explore",
         )

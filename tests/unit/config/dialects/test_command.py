@@ -87,5 +87,5 @@ def test_a_global_batch_alone_is_the_size_times_the_replicas_in_start_and_answer
 
 def test_a_global_batch_alone_needs_the_number_of_replicas():
     words = json.dumps(["train", "--batch-size", "{global_batch_size}"])
-    with pytest.raises(UserInputError, match="their number is not given"):
+    with pytest.raises(UserInputError, match="needs the number of replicas"):
         load_config(None, overrides=[f"explore.command={words}", "explore.writes_are_fine=true"])

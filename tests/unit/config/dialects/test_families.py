@@ -175,7 +175,7 @@ def test_a_derived_accumulation_needs_the_replicas(tmp_path):
         "model:\n  seq_length: 8\n  num_layers: 2\ntrain:\n  micro_batch_size: explore\n  global_batch_size: 64\n"
         "  train_iters: 5\n"
     )
-    with pytest.raises(UserInputError, match="no number of replicas") as raised:
+    with pytest.raises(UserInputError, match="needs the number of replicas") as raised:
         loaded(tmp_path, text, ".yaml", "explore.dialect=megatron-bridge")
 
     assert "`replicas=N`" in raised.value.hint

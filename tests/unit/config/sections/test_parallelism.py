@@ -206,7 +206,7 @@ def command_file(**settings: Any) -> dict[str, Any]:
 
 def test_a_training_command_shares_its_work_itself(folder):
     text = folder.refusal(command_file(parallelism={"data_parallel_shard_degree": 2}))
-    assert "a training command decides itself how its ranks share the work | remove it" in text
+    assert "explore.parallelism does not work with training commands | remove it" in text
 
 
 def test_a_training_command_knows_other_launchers(folder):

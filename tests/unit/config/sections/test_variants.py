@@ -218,7 +218,7 @@ def test_settings_are_not_explored_on_all_ranks(folder):
 def test_a_training_command_has_no_settings(folder):
     explore = {"command": "train --mbs {micro_batch_size} --out {output_dir} {config}", "settings": "auto"}
     refusal = folder.refusal({"batch": "explore", "explore": explore})
-    assert "the settings of a training command stand in its own file or options" in refusal
+    assert "explore.settings does not work with training commands" in refusal
 
 
 # Words and places
