@@ -36,8 +36,8 @@ if (
     from bexplore.run.events import Planned as Planned
     from bexplore.run.events import Recommended as Recommended
     from bexplore.run.events import Traced as Traced
-    from bexplore.search.loop import ProbeFinished as ProbeFinished
-    from bexplore.search.loop import ProbeStarted as ProbeStarted
+    from bexplore.search.result import ProbeFinished as ProbeFinished
+    from bexplore.search.result import ProbeStarted as ProbeStarted
 
 __version__ = "0.1.0"
 
@@ -47,8 +47,8 @@ _PUBLIC = {
     "Config": "bexplore.config.config",
     "Finished": "bexplore.run.events",
     "Planned": "bexplore.run.events",
-    "ProbeFinished": "bexplore.search.loop",
-    "ProbeStarted": "bexplore.search.loop",
+    "ProbeFinished": "bexplore.search.result",
+    "ProbeStarted": "bexplore.search.result",
     "Recommended": "bexplore.run.events",
     "AlreadyFinished": "bexplore.run.events",
     "ExploreOptions": "bexplore.exploration.base",

@@ -63,6 +63,7 @@ from bexplore.run.run_directory import open_run
 @click.pass_context
 def apply(
     context: click.Context,
+    /,
     config: Path,
     run_path: Path | None,
     batch_size: str | None,

@@ -56,6 +56,7 @@ from bexplore.search.policy.decision import StopReason
 @click.pass_context
 def explore(
     context: click.Context,
+    /,
     config: Path | None,
     fresh: bool,
     dry_run: bool,

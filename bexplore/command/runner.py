@@ -503,7 +503,9 @@ class CommandRunner:
                 traceback_text=failure.traceback_text,
             )
 
-    def _failure(self, ending: Ending, watch: Watch, *, killed_by_kernel: bool) -> CommandFailure | None:
+    def _failure(  # noqa: C901 - a failure for each ending, in their order
+        self, ending: Ending, watch: Watch, *, killed_by_kernel: bool
+    ) -> CommandFailure | None:
         """Return why a start gave no measurement; None where it gave one.
 
         Raises:

@@ -147,7 +147,7 @@ class Watch:
         ranks = (rank.record for rank in self.reports.ranks if rank.outcome == "observed")
         return [record["pid"] for record in ranks if record["host"] == os.uname().nodename]
 
-    def _ending(self, ended: bool) -> Ending | None:
+    def _ending(self, ended: bool) -> Ending | None:  # noqa: C901 - the order of the endings is the rule
         now_s, reports = time.monotonic(), self.reports
         self._stop_all(now_s)
         if any(rank.outcome == "no_batch" for rank in reports.ranks):

@@ -10,7 +10,7 @@ from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.config.sections.variants import changes_training
-from bexplore.diagnosis.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
+from bexplore.diagnosis.bottlenecks import JobEvidence, find_bottlenecks
 from bexplore.engine.eager_comparison import EagerComparison, judge
 from bexplore.engine.runner import EngineRunner
 from bexplore.exploration.emulated import without_speeds
@@ -19,6 +19,7 @@ from bexplore.exploration.variants import operations_over_file
 from bexplore.job import Mode
 from bexplore.job.batching import GlobalBatchSize, near_value_message, split, valid_global_batch_sizes
 from bexplore.measurement.probe import Compilation, Observation
+from bexplore.run.bottleneck import Bottleneck
 from bexplore.run.lengths_result import lengths_result
 from bexplore.run.parallel_result import one_rank_caution, parallel_result, pass_times_by_kind, ranks_of
 from bexplore.run.result import FailureGroup, KeepsBatchSize, RunResult, ValidBatchSize

@@ -69,15 +69,13 @@ def plot(
             for line in range(row(high), row(low) + 1):
                 cells[line][at] = (glyphs.band, "dim")
             cells[row(middle)][at] = (glyphs.middle, "cyan")
-    for item in observations:
+    for item in sorted(observations, key=lambda item: item.micro_batch_size == best):  # which is drawn over the others
+        mark = (glyphs.best, "bold green") if item.micro_batch_size == best else (glyphs.dot, "")
         at = column(float(item.micro_batch_size))
-        if not item.is_measured:
+        if item.is_measured:
+            cells[row(item.samples_per_s)][at] = mark
+        else:
             cells[rows - 1][at] = (glyphs.failure, "red")
-        elif item.micro_batch_size != best:
-            cells[row(item.samples_per_s)][at] = (glyphs.dot, "")
-    for item in measured:
-        if item.micro_batch_size == best:
-            cells[row(item.samples_per_s)][column(float(best))] = (glyphs.best, "bold green")
     return _assemble(cells, highest, _ticks(first, last, columns, column), glyphs)
 
 

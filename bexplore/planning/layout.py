@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bexplore.errors import UserInputError, require
-from bexplore.exploration.memory_budget import COLLECTIVES_BYTES
+from bexplore.host.accelerators import COLLECTIVES_BYTES
 from bexplore.job import Parallelism
 from bexplore.job.batching import divisors, nearest, valid_global_batch_sizes
 from bexplore.planning.costs import StepCosts

@@ -116,7 +116,7 @@ class _Reader:
         for line in self._graph.wrapper_code.lines:
             yield from self._steps_of(line)
 
-    def _steps_of(self, line: Any) -> Iterator[Step]:
+    def _steps_of(self, line: Any) -> Iterator[Step]:  # noqa: C901 - a case for each kind of line
         match line:
             case str() if match := _BUFFER_OF_TEXT.match(line):
                 buffer = self._graph.get_buffer(match[1])

@@ -185,7 +185,8 @@ def cut(
         and not settings.aggressive_recomputation,
         ban_if_reduction=settings.ban_recompute_reductions,
     )
-    saved, banned = partitioners.solve_min_cut(joint_graph, node_info, options, partitioners.OrderedSet(recomputed))
+    ordered = partitioners.OrderedSet(recomputed)  # type: ignore[attr-defined]  # imported there
+    saved, banned = partitioners.solve_min_cut(joint_graph, node_info, options, ordered)
     return list(saved), banned
 
 

@@ -70,7 +70,8 @@ def mesh_of(job: Job) -> DeviceMesh:
     used = {name: degree for name, degree in degrees.items() if degree > 1}
     if not dist.is_initialized():
         register_fake_process_group()
-        dist.init_process_group("fake", rank=0, world_size=shared.num_ranks, store=dist.HashStore())
+        store = dist.HashStore()  # type: ignore[attr-defined]  # imported there
+        dist.init_process_group("fake", rank=0, world_size=shared.num_ranks, store=store)
     require(
         dist.get_world_size() == shared.num_ranks,
         f"The launcher started {dist.get_world_size()} ranks, and the job has {shared.num_ranks} ({shared}).",
@@ -200,7 +201,7 @@ def _of_replicated(module: DistributedDataParallel) -> Callable[[bool], Abstract
     return synchronize
 
 
-def _stays_here(_state, bucket):  # without annotations: torch takes none that are texts
+def _stays_here(_state, bucket):  # type: ignore[no-untyped-def]  # torch takes no annotations that are texts
     """Complete the reduction of a bucket at once: the reducer waits for a value that no other rank sends."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())

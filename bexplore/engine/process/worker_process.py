@@ -120,21 +120,9 @@ class WorkerProcess:
             return self._ended()
         checked_s = time.monotonic()
         while True:
-            try:
-                if self._connection.poll(POLL_S):
-                    message = receive(self._connection, FROM_WORKER)
-                    if not isinstance(message, messages.Progress):
-                        return message
-                    patience.heard(message.report)
-                    if message.report.get("headroom_bytes") is not None:
-                        watch.allow(int(message.report["headroom_bytes"]))
-                    on_progress(message.report)
-                elif self._process.poll() is not None and not self._connection.poll(0):
-                    return self._ended()  # a child of the worker may still hold the other end of the pipe open
-            except (EOFError, OSError):
-                return self._ended()
-            except ValueError as error:
-                return lost(Outcome.CRASHED, f"the worker sent what is not a message: {error}")
+            answer = self._next_answer(on_progress, patience, watch)
+            if answer is not None:
+                return answer
             if time.monotonic() - checked_s < POLL_S:
                 continue
             checked_s = time.monotonic()
@@ -145,6 +133,25 @@ class WorkerProcess:
             if reason:
                 signal_group(self.pid, signal.SIGSTOP)  # at once: to find and end all that it started takes a while
                 return lost(Outcome.OUT_OF_MEMORY, reason)
+
+    def _next_answer(self, on_progress: Progress, patience: Patience, watch: MemoryWatchdog) -> Answer | None:
+        """Wait a moment for a message; return None after a report of progress or where none came."""
+        try:
+            if self._connection.poll(POLL_S):
+                message = receive(self._connection, FROM_WORKER)
+                if not isinstance(message, messages.Progress):
+                    return message
+                patience.heard(message.report)
+                if message.report.get("headroom_bytes") is not None:
+                    watch.allow(int(message.report["headroom_bytes"]))
+                on_progress(message.report)
+            elif self._process.poll() is not None and not self._connection.poll(0):
+                return self._ended()  # a child of the worker may still hold the other end of the pipe open
+        except (EOFError, OSError):
+            return self._ended()
+        except ValueError as error:
+            return lost(Outcome.CRASHED, f"the worker sent what is not a message: {error}")
+        return None
 
     def close(self) -> None:
         """End the worker and everything that it started; safe to call twice."""

@@ -41,7 +41,7 @@ def mark_inputs(
 
 
 def _marker(dimensions: Dimensions, mark: Callable[[Any, Dimensions], None]) -> Callable[..., None]:
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(_block: nn.Module, arguments: Any, keywords: Any) -> None:
         mark((arguments, keywords), dimensions)
 

@@ -6,6 +6,7 @@ import math
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -69,7 +70,7 @@ class Membership:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._store: dist.TCPStore | None = None
+        self._store: Any = None  # a TCPStore
 
     def open_store(self, request: OpenStore) -> int:
         """Open the store in which ranks find each other, on the first rank; return its port.
@@ -78,7 +79,7 @@ class Membership:
         """
         server = socket.create_server((LOOPBACK if request.is_one_host else "0.0.0.0", 0))
         port = int(server.getsockname()[1])
-        self._store = dist.TCPStore(
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]  # imported there
             LOOPBACK,
             port,
             self.place.num_ranks,
@@ -95,7 +96,9 @@ class Membership:
         if request.is_one_host:
             # The host's name may stand for an address that the host itself cannot reach.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = self._store or dist.TCPStore(request.address, request.port, self.place.num_ranks, False, timeout)
+        store = self._store or dist.TCPStore(  # type: ignore[attr-defined]  # imported there
+            request.address, request.port, self.place.num_ranks, False, timeout
+        )
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(
             backend, rank=self.place.rank, world_size=self.place.num_ranks, store=store, timeout=timeout

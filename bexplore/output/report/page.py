@@ -9,11 +9,11 @@ from importlib.resources import files
 from typing import Any
 
 import jinja2
+from jinja2.filters import Markup  # type: ignore[attr-defined]  # imported there
 
 from bexplore import __version__
 from bexplore.config.sections.variants import name_of
 from bexplore.diagnosis.bottlenecks import (
-    Bottleneck,
     JobEvidence,
     find_bottlenecks,
     network_bottlenecks,
@@ -30,6 +30,7 @@ from bexplore.output.report.figures import figures
 from bexplore.output.report.report_data import ReportData, SizeData
 from bexplore.output.report.svg import SHAPES, draw
 from bexplore.output.tables import markdown_cell
+from bexplore.run.bottleneck import Bottleneck
 from bexplore.search.policy.decision import StopReason
 from bexplore.units import counted, format_bytes, format_seconds
 
@@ -354,8 +355,8 @@ def _drawn(figure: Figure) -> Mapping[str, Any]:
     return {
         "title": figure.title,
         "text": figure.description,
-        "wide": jinja2.filters.Markup(draw(figure, width=WIDE[0], height=WIDE[1])),
-        "narrow": jinja2.filters.Markup(draw(figure, width=NARROW[0], height=NARROW[1], tag="-narrow")),
+        "wide": Markup(draw(figure, width=WIDE[0], height=WIDE[1])),
+        "narrow": Markup(draw(figure, width=NARROW[0], height=NARROW[1], tag="-narrow")),
     }
 
 

@@ -232,11 +232,21 @@ def read(clues: Clues, size: int, reason: str, failing_line: str = "") -> None:
         for rule, weight in _single_sample(size):
             clues.add(rule, weight)
         return
+    _read_bounds(clues, size, text, failing_line)
+
+
+def _read_bounds(clues: Clues, size: int, text: str, failing_line: str) -> None:
+    """Add least and largest sizes that the failing line or the message names."""
     for is_least, number in _bounds(failing_line):
         if is_least and number > size:
             clues.add(SizeRule(RuleKind.AT_LEAST, number), NAMED)
         elif not is_least and 0 < number < size:
             clues.ends[number] = NAMED
+    _read_limits(clues, size, text)
+
+
+def _read_limits(clues: Clues, size: int, text: str) -> None:
+    """Add least and largest sizes that a message names."""
     for number in _limits(_AT_LEAST, text):
         if number > size:
             clues.add(SizeRule(RuleKind.AT_LEAST, number), NAMED)
