@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bexplore.config.sections.variants import changes_training
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError
 from bexplore.exploration.estimated import estimated
@@ -210,8 +211,6 @@ def _compare_settings_of_run(result: RunResult, ran: Observation) -> Iterator[Ot
         name = str(dict(point.settings))
         if dict(point.settings) != dict(result.settings):
             best[name] = max(best.get(name, point), point, key=lambda one: one.samples_per_s)
-    if best:  # here, since the schema behind this import takes longer than a plan of a run
-        from bexplore.config.sections.variants import changes_training
     for point in best.values():
         yield OtherSettings(
             settings=dict(point.settings),
@@ -279,8 +278,6 @@ def _has_other_precision(record: Mapping[str, Any], own: Mapping[str, Any]) -> b
 
 def _compare_traced_settings(records: Sequence[Mapping[str, Any]]) -> Iterator[OtherSettings]:
     """Yield what other settings of the same precision cost by their operations, used as well as the job's own."""
-    from bexplore.config.sections.variants import changes_training
-
     own = records[0]
     for record in records[1:]:
         if _has_other_precision(record, own):

@@ -10,13 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bexplore.config.document.document import Document, Override, Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
-from bexplore.config.schema import ExploreSettings
 from bexplore.errors import close_match
 from bexplore.job import CompileSettings, Job, Mode
+
+if TYPE_CHECKING:
+    from bexplore.config.schema import ExploreSettings  # pydantic is behind it: runs and plans read variants, too
 
 ARGUMENT = "workload.arguments."  # and the name of a keyword argument of the user's own callables
 
