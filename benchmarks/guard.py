@@ -33,19 +33,18 @@ from bexplore.engine.program_client import metrics_in_worker
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.guard import Status, Tier
 from bexplore.guard.compare import compare_metrics
-from bexplore.guard.paired_timing import (
+from bexplore.guard.pairs import (
+    BLOCK_S,
     PAIRS_PER_STAGE,
     TIME_LIMIT_S,
-    Block,
     Round,
     TimeDecision,
-    block_length,
+    count_rounds,
     decide,
-    num_rounds,
     run_pair,
 )
-from bexplore.guard.snapshot import block_of
-from bexplore.guard.statistics import Judgement
+from bexplore.guard.snapshot import time_block
+from bexplore.guard.timing import Block, count_passes
 from bexplore.host.machine import package_version, processor_name
 from bexplore.job import CompileSettings, Job, Precision
 from bexplore.measurement.probe import Compilation, Probe
@@ -230,8 +229,8 @@ def _recorded(column: Column, known: Sequence[dict[str, Any]]) -> Iterator[dict[
                 yield {
                     "runs": runs,
                     "start_s": statistics.median(start_s),
-                    "rounds": num_rounds(PASS_TIME_S),
-                    "passes_per_block": block_length(PASS_TIME_S),
+                    "rounds": count_rounds(PASS_TIME_S),
+                    "passes_per_block": count_passes(PASS_TIME_S, BLOCK_S),
                     "runs_of_a_pair": column.runs_of_a_pair,
                     "load_average": os.getloadavg()[0],
                     "machine": machine(),
@@ -261,8 +260,8 @@ def started_pair(
 def turns(reference: EngineRunner, candidate: EngineRunner) -> list[list[list[float]]]:
     """Rounds of A B B A, as the guard runs them; each block as [processor seconds, pass, pass, ...]."""
     taken = run_pair(
-        lambda count, turn: block_of(reference, MICRO_BATCH_SIZE, count, turn),
-        lambda count, turn: block_of(candidate, MICRO_BATCH_SIZE, count, turn),
+        lambda count, turn: time_block(reference, MICRO_BATCH_SIZE, count, turn),
+        lambda count, turn: time_block(candidate, MICRO_BATCH_SIZE, count, turn),
         pass_time_s=PASS_TIME_S,
     )
     in_order = [(one.reference[0], *one.candidate, one.reference[1]) for one in taken]
@@ -309,12 +308,13 @@ def judged(samples: dict[str, Any]) -> dict[str, Any]:
 
 def counted(runs: Sequence[dict[str, Any]], pair_s: float) -> dict[str, int]:
     """How many runs the guard calls slower, unsure and faster, where a pair takes so many seconds with its start."""
-    counts = dict.fromkeys((Judgement.SLOWER, Judgement.UNSURE, Judgement.FASTER), 0)
+    names = {Status.WORSE: "slower", Status.UNSURE: "unsure", Status.BETTER: "faster"}
+    counts = dict.fromkeys(names.values(), 0)
     for number, run in enumerate(runs):
-        judgement = decided(pairs_of(run, number), pair_s).judgement
-        if judgement in counts:
-            counts[judgement] += 1
-    return {judgement.value: count for judgement, count in counts.items()}
+        status = decided(pairs_of(run, number), pair_s).status
+        if status in names:
+            counts[names[status]] += 1
+    return counts
 
 
 def ratio_quantiles(runs: Sequence[dict[str, Any]]) -> list[float]:

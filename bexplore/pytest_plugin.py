@@ -12,6 +12,7 @@ a fixture imports what it needs when a test uses it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,18 +36,19 @@ def bexplore_guard(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
     report; None where the baseline was written.
     """
     # Imported here: a session that does not use this fixture pays nothing.
-    from bexplore.guard import checks
+    from bexplore.guard.guard import UNDECIDED, check_exact_facts
     from bexplore.output.guard_table import guard_table
 
-    is_update = request.config.getoption("--bexplore-update")
-    comparison = checks.Comparison(root=request.config.rootpath, model_dir=tmp_path / "model_dir", is_update=is_update)
+    root, is_update = request.config.rootpath, request.config.getoption("--bexplore-update")
 
     def check(config: str | Path, *, baseline: str | Path, **options: Any) -> Any:
-        report = comparison.report(config, baseline=baseline, **options)
+        report = check_exact_facts(
+            root / config, root / baseline, model_dir=tmp_path / "model_dir", is_update=is_update, **options
+        )
         if report is None or report.verdict == "unchanged":
             return report
         text = guard_table(report) + "\n  renew it with: pytest --bexplore-update"
-        if report.verdict in checks.UNDECIDED:
+        if report.verdict in UNDECIDED:
             pytest.skip(text)  # of the user's own test: no decision is no failure
         pytest.fail(text, pytrace=False)
 
@@ -59,6 +61,10 @@ def bexplore_facts(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
 
     A test traces the same configuration once.
     """
-    from bexplore.guard import checks  # here for the same reason
+    from bexplore.guard.guard import find_portable_facts  # here for the same reason
 
-    return checks.Facts(root=request.config.rootpath, log_path=tmp_path / "facts.log")
+    @functools.cache
+    def find(config: str | Path, overrides: tuple[str, ...]) -> Any:
+        return find_portable_facts(request.config.rootpath / config, tmp_path / "facts.log", overrides)
+
+    return lambda config, overrides=(): find(config, tuple(overrides))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from bexplore.guard.report import Finding, NotCompared, Status, Tier
+from bexplore.guard.report import Finding, NotCompared, Part, Status, Tier
 from bexplore.trace.program_metrics import Item, ProgramMetrics, describe_polynomial, evaluate
 from bexplore.units import format_bytes
 
@@ -35,7 +35,7 @@ class Rule:
         name: The field of `ProgramMetrics`.
         title: Its name for people.
         tier: Where it is exact.
-        unit: The unit of its numbers.
+        unit: The unit of its numbers; all but counts may differ by a tolerance.
         items: The field whose items show what changed; empty for none.
         more_is_worse: Whether growth is a regression.
         is_of_graphs: Whether it covers the graphs only, and not what runs outside of them.
@@ -51,8 +51,16 @@ class Rule:
 
     @property
     def tolerance(self) -> float:
-        """Return the relative difference that counts as none: 0 for counts."""
+        """Relative difference that counts as none."""
         return 0.0 if self.unit is Unit.COUNT else BYTES_AND_FLOPS_TOLERANCE
+
+    def numbers(self, value: Any, sizes: Sequence[int]) -> list[float]:
+        """Return the numbers of a value of `ProgramMetrics`: of bytes and operations, one at each size."""
+        return [value] if self.unit is Unit.COUNT else [evaluate(value, size) for size in sizes]
+
+    def show(self, value: Any) -> str:
+        """Show a value of `ProgramMetrics`."""
+        return f"{value:,}" if self.unit is Unit.COUNT else f"{describe_polynomial(value)} {self.unit}"
 
 
 _ANY, _SAME = Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN
@@ -87,12 +95,11 @@ LARGEST_SIZE = Rule(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Findings, and what could not be compared."""
+class _Value(NamedTuple):
+    """The value of a fact: as numbers, and for people."""
 
-    findings: tuple[Finding, ...]
-    not_compared: tuple[NotCompared, ...]
+    numbers: Sequence[float]
+    text: str
 
 
 def compare_metrics(
@@ -102,19 +109,23 @@ def compare_metrics(
     tiers: Mapping[Tier, str],
     micro_batch_size: int | None = None,
     memory_budget_bytes: int | None = None,
-) -> Comparison:
+) -> Part:
     """Compare the facts of two programs.
 
     Args:
+        before: Of the reference.
+        after: Of the present program.
         tiers: The tiers to compare, each with the reason why it cannot be compared, or an empty text.
+        micro_batch_size: A size at which bytes and operations are compared too; None for no such size.
         memory_budget_bytes: The declared budget; None for none, and no largest size.
     """
     findings: list[Finding] = []
     missing: list[NotCompared] = []
     vanished: list[Rule] = []
     sizes = sorted({*COMPARED_SIZES, *([micro_batch_size] if micro_batch_size else [])})
-    other_part = _why_another_part(before, after)
-    for rule, old, new, text, values in _facts(before, after, sizes, memory_budget_bytes):
+    other_part = _find_other_part(before, after)
+    for rule in (*RULES, PEAK, *([] if memory_budget_bytes is None else [LARGEST_SIZE])):
+        old, new = (_read_value(rule, facts, sizes, memory_budget_bytes) for facts in (before, after))
         if rule.tier not in tiers:
             continue
         if tiers[rule.tier]:
@@ -127,18 +138,20 @@ def compare_metrics(
         elif rule.is_of_graphs and other_part:
             missing.append(NotCompared(title=rule.title, reason=other_part))
         else:
-            findings.append(_compared(rule, values(old), values(new), text(old), text(new), before, after))
+            findings.append(_compare_values(rule, old, new, before, after))
     if vanished:
-        findings.append(_vanished(vanished[0].tier, after))
+        findings.append(_report_vanished(vanished[0].tier, after))
         missing += [NotCompared(title=rule.title, reason="cannot be found any more") for rule in vanished]
     if not other_part:
-        findings += [
-            found for rule in INVENTORIES if tiers.get(rule.tier) == "" for found in _inventory(rule, before, after)
-        ]
-    return Comparison(findings=_without_echoes(findings), not_compared=tuple(missing))
+        inventories = (rule for rule in INVENTORIES if tiers.get(rule.tier) == "")
+        findings += [found for rule in inventories for found in _compare_inventories(rule, before, after)]
+    # A list whose number has a finding already needs none of its own.
+    changed = {one.name for one in findings if one.status in (Status.WORSE, Status.BETTER)}
+    kept = tuple(one for one in findings if not (one.name == "kernels" and "num_kernels" in changed))
+    return Part(findings=kept, not_compared=tuple(missing))
 
 
-def _why_another_part(before: ProgramMetrics, after: ProgramMetrics) -> str:
+def _find_other_part(before: ProgramMetrics, after: ProgramMetrics) -> str:
     """Return why facts of the graphs cannot be compared: they cover another part of the program; empty for the same."""
     old, new = before.num_eager_operators, after.num_eager_operators
     if old == new:
@@ -148,62 +161,43 @@ def _why_another_part(before: ProgramMetrics, after: ProgramMetrics) -> str:
     return f"{old} operators lay outside of graphs, and {new} do now: the graphs are of another part of the program"
 
 
-def _facts(before: ProgramMetrics, after: ProgramMetrics, sizes: Sequence[int], budget_bytes: int | None) -> Any:
-    """Yield each rule with its two values, a function to show a value, and one to turn a value into numbers."""
-
-    def show(rule: Rule) -> Callable[[Any], str]:
-        if rule.unit is Unit.COUNT:
-            return lambda value: f"{value:,}"
-        unit = "bytes" if rule.unit is Unit.BYTES else "flops"
-        return lambda value: f"{describe_polynomial(value)} {unit}"
-
-    def numbers(rule: Rule) -> Callable[[Any], list[float]]:
-        return lambda value: [value] if rule.unit is Unit.COUNT else [evaluate(value, size) for size in sizes]
-
-    for rule in RULES:
-        yield rule, getattr(before, rule.name), getattr(after, rule.name), show(rule), numbers(rule)
-
-    def peaks(facts: ProgramMetrics) -> list[float] | None:
-        return [float(facts.peak_memory_bytes(size) or 0) for size in sizes] if facts.phases else None
-
-    def show_peaks(values: Sequence[float]) -> str:
-        return ", ".join(f"{format_bytes(value)} at {size}" for size, value in zip(sizes, values, strict=True))
-
-    yield PEAK, peaks(before), peaks(after), show_peaks, list
-    if budget_bytes is not None:
-        largest = [facts.max_micro_batch_size(budget_bytes) for facts in (before, after)]
-        yield LARGEST_SIZE, *largest, str, lambda value: [value]
+def _read_value(rule: Rule, facts: ProgramMetrics, sizes: Sequence[int], budget_bytes: int | None) -> _Value | None:
+    if rule is PEAK:
+        if not facts.phases:
+            return None
+        peaks = [float(facts.peak_memory_bytes(size) or 0) for size in sizes]
+        text = ", ".join(f"{format_bytes(peak)} at {size}" for size, peak in zip(sizes, peaks, strict=True))
+        return _Value(peaks, text)
+    if rule is LARGEST_SIZE:
+        assert budget_bytes is not None  # the caller has asked
+        largest = facts.max_micro_batch_size(budget_bytes)
+        return None if largest is None else _Value([largest], str(largest))
+    value = getattr(facts, rule.name)
+    return None if value is None else _Value(rule.numbers(value, sizes), rule.show(value))
 
 
-def _compared(
-    rule: Rule,
-    old: Sequence[float],
-    new: Sequence[float],
-    old_text: str,
-    new_text: str,
-    before: ProgramMetrics,
-    after: ProgramMetrics,
-) -> Finding:
-    status = _status(rule, old, new)
+def _compare_values(rule: Rule, old: _Value, new: _Value, before: ProgramMetrics, after: ProgramMetrics) -> Finding:
+    status = _judge_numbers(rule, old.numbers, new.numbers)
     details: tuple[str, ...] = ()
-    where = ""
+    where, new_text = "", new.text
     if status is not Status.SAME and rule.items:
-        details, where = _item_changes(getattr(before, rule.items), getattr(after, rule.items), rule)
-    if status is not Status.SAME and len(old) == len(new) and rule.tolerance:
-        new_text = f"{new_text} ({_change(old, new)})"
+        details, where = _list_changes(getattr(before, rule.items), getattr(after, rule.items), rule)
+    if status is not Status.SAME and rule.tolerance:
+        relative = [(b - a) / a for a, b in zip(old.numbers, new.numbers, strict=True) if a]
+        new_text += f" ({max(relative, key=abs):+.1%})" if relative else " (from nothing)"
     return Finding(
         name=rule.name,
         title=rule.title,
         tier=rule.tier,
         status=status,
-        before=old_text,
+        before=old.text,
         after=new_text,
         details=details,
         where=where,
     )
 
 
-def _status(rule: Rule, old: Sequence[float], new: Sequence[float]) -> Status:
+def _judge_numbers(rule: Rule, old: Sequence[float], new: Sequence[float]) -> Status:
     """Return worse if any number is worse; NaN is worse than any number."""
     if not all(math.isfinite(value) for value in new):
         return Status.WORSE
@@ -222,12 +216,7 @@ def _sign(old: float, new: float, tolerance: float) -> int:
     return 1 if new > old else -1
 
 
-def _change(old: Sequence[float], new: Sequence[float]) -> str:
-    relative = [(b - a) / a for a, b in zip(old, new, strict=True) if a]
-    return f"{max(relative, key=abs):+.1%}" if relative else "from nothing"
-
-
-def _vanished(tier: Tier, after: ProgramMetrics) -> Finding:
+def _report_vanished(tier: Tier, after: ProgramMetrics) -> Finding:
     """Return the finding for facts that cannot be found any more: the program no longer compiles at every size."""
     return Finding(
         name="program",
@@ -237,11 +226,11 @@ def _vanished(tier: Tier, after: ProgramMetrics) -> Finding:
         before="yes",
         after="no",
         details=after.problems,
-        where=_place_in(after.problems),
+        where=_find_place(after.problems),
     )
 
 
-def _place_in(problems: Sequence[str]) -> str:
+def _find_place(problems: Sequence[str]) -> str:
     for line in problems:
         head, _, tail = line.rpartition(" (")
         if head and ".py:" in tail:
@@ -249,11 +238,11 @@ def _place_in(problems: Sequence[str]) -> str:
     return ""
 
 
-def _inventory(rule: Rule, before: ProgramMetrics, after: ProgramMetrics) -> list[Finding]:
+def _compare_inventories(rule: Rule, before: ProgramMetrics, after: ProgramMetrics) -> list[Finding]:
     old, new = getattr(before, rule.name), getattr(after, rule.name)
-    if not old or not new or _counts(old) == _counts(new):
+    if not old or not new or _count_items(old) == _count_items(new):
         return []
-    details, where = _item_changes(old, new, rule)
+    details, where = _list_changes(old, new, rule)
     num_old, num_new = sum(item.count for item in old), sum(item.count for item in new)
     return [
         Finding(
@@ -269,17 +258,17 @@ def _inventory(rule: Rule, before: ProgramMetrics, after: ProgramMetrics) -> lis
     ]
 
 
-def _item_changes(old: Sequence[Item], new: Sequence[Item], rule: Rule) -> tuple[tuple[str, ...], str]:
+def _list_changes(old: Sequence[Item], new: Sequence[Item], rule: Rule) -> tuple[tuple[str, ...], str]:
     """Return the gained and lost items in lines, and the place of the first gained item."""
-    before, after = _counts(old), _counts(new)
-    places = _places(old, new)
+    before, after = _count_items(old), _count_items(new)
+    places = _find_places(old, new)
     gained = [label for label in after if after[label] > before.get(label, 0)]
     lost = [label for label in before if before[label] > after.get(label, 0)]
     is_fusion = rule.name in ("num_kernels", "kernels")
     new_word, gone_word = ("new kernel", "lost fusion") if is_fusion else ("new", "gone")
-    lines = [_line(new_word, label, after[label] - before.get(label, 0), places) for label in gained]
+    lines = [_describe_change(new_word, label, after[label] - before.get(label, 0), places) for label in gained]
     lines += [
-        _line(
+        _describe_change(
             gone_word if "+" in label or not is_fusion else "gone", label, before[label] - after.get(label, 0), places
         )
         for label in lost
@@ -292,7 +281,7 @@ def _item_changes(old: Sequence[Item], new: Sequence[Item], rule: Rule) -> tuple
     return tuple(lines), first.partition(",")[0]
 
 
-def _places(old: Sequence[Item], new: Sequence[Item]) -> dict[str, str]:
+def _find_places(old: Sequence[Item], new: Sequence[Item]) -> dict[str, str]:
     """Return the places of each label; of an item in several places, the new ones."""
     places = {item.label: item.where for item in old}
     for item in new:
@@ -302,17 +291,11 @@ def _places(old: Sequence[Item], new: Sequence[Item]) -> dict[str, str]:
     return places
 
 
-def _line(word: str, label: str, count: int, places: Mapping[str, str]) -> str:
+def _describe_change(word: str, label: str, count: int, places: Mapping[str, str]) -> str:
     times = f" ({count} times)" if count > 1 else ""
     place = f" at {places[label]}" if places[label] else ""
     return f"{word}: {label}{times}{place}"
 
 
-def _counts(items: Sequence[Item]) -> dict[str, int]:
+def _count_items(items: Sequence[Item]) -> dict[str, int]:
     return {item.label: item.count for item in items}
-
-
-def _without_echoes(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Drop the finding of a list whose number has a finding already."""
-    changed = {one.name for one in findings if one.status in (Status.WORSE, Status.BETTER)}
-    return tuple(one for one in findings if not (one.name == "kernels" and "num_kernels" in changed))

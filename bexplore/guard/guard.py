@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.config import Config
+from bexplore.config.load import load_config
+from bexplore.engine.program_client import metrics_in_worker
 from bexplore.errors import UserInputError
-from bexplore.guard import neighbour_sizes
+from bexplore.exploration.setup import with_loader_lengths
+from bexplore.guard import sizes as neighbours
 from bexplore.guard.baseline import Baseline, read_baseline, write_baseline
 from bexplore.guard.compare import compare_metrics
-from bexplore.guard.paired_timing import TIME_LIMIT_S, watch_processors
-from bexplore.guard.pairs import Part, broken, paired_times
+from bexplore.guard.pairs import TIME_LIMIT_S, report_failure, time_in_pairs, watch_processors
 from bexplore.guard.reference import open_reference
-from bexplore.guard.report import Finding, NotCompared, Report, Status, Tier, merged
+from bexplore.guard.report import Finding, NotCompared, Part, Report, Status, Tier, Verdict, merge_reports
 from bexplore.guard.snapshot import (
     DEVICE_KEYS,
     HOST_KEYS,
@@ -26,12 +28,13 @@ from bexplore.guard.snapshot import (
     Observed,
     RecommendedSizeFailedError,
     Setup,
-    guarded,
+    find_guarded,
     observe,
     time_sizes,
 )
-from bexplore.guard.statistics import TIME_TOLERANCE
+from bexplore.guard.timing import TIME_TOLERANCE
 from bexplore.run import run_directory
+from bexplore.trace.program_metrics import ProgramMetrics
 
 EXACT = frozenset({Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN})
 TIMES = frozenset({Tier.SAME_JOB, Tier.SAME_MACHINE})
@@ -65,57 +68,46 @@ class GuardOptions:
 
 
 def update_baseline(config: Config, options: GuardOptions) -> Baseline:
-    """Write the baseline file of the present program.
-
-    Raises:
-        UserInputError: No file is named, or the program has no facts to guard.
-        EngineError: A worker or the disk failed.
-    """
+    """Write the baseline file of the present program."""
     if options.baseline_path is None:
         raise UserInputError("there is no baseline to write", hint="name its file: --baseline FILE --update")
-    setup, folder = _setup(config, options)
-    wanted = guarded(config, options.micro_batch_size, folder)
-    recommended, base = wanted.recommended, wanted.base
-    observed = observe(config, setup, recommended=recommended, base=base, settings=wanted.settings)
+    setup, folder = _set_up(config, options)
+    wanted = find_guarded(config, options.micro_batch_size, folder)
+    observed = observe(config, setup, wanted)
     facts = observed.snapshot.any_device
     if facts.num_parameters is None and facts.num_graphs is None:
         raise UserInputError(
             f"this program has no facts that could be guarded: {'; '.join(facts.problems)}",
             hint="correct it first; an empty baseline would let everything pass",
         )
-    times: neighbour_sizes.Times = ()
-    if recommended is not None and setup.tiers & TIMES:
-        times = time_sizes(observed, setup, _sizes(observed, recommended, base), recommended)
+    times: neighbours.Times = ()
+    if wanted.recommended is not None and setup.tiers & TIMES:
+        times = time_sizes(observed, _choose_sizes(observed, wanted.recommended), wanted.recommended)
     baseline = dataclasses.replace(observed.snapshot, times=tuple(map(tuple, times)))
     write_baseline(options.baseline_path, baseline)
     return baseline
 
 
 def guard(config: Config, options: GuardOptions) -> Report:
-    """Compare the present program with a baseline file, with a reference in this job, or with both.
-
-    Raises:
-        UserInputError: There is nothing to compare with, or an option is wrong.
-        EngineError: A worker failed for a reason outside of the program.
-    """
+    """Compare the present program with a baseline file, with a reference in this job, or with both."""
     began_s = time.monotonic()
     if options.baseline_path is None and options.against is None:
         raise UserInputError(
             "there is nothing to compare with", hint="name a baseline: --baseline FILE, or a revision: --against main"
         )
-    setup, folder = _setup(config, options)
+    setup, folder = _set_up(config, options)
     before = read_baseline(options.baseline_path) if options.baseline_path is not None else None
-    wanted = _guarded(config, options, before, folder)
-    now = observe(config, setup, recommended=wanted.recommended, base=wanted.base, settings=wanted.settings)
+    wanted = _choose_guarded(config, options, before, folder)
+    now = observe(config, setup, wanted)
     reports = []
     if before is not None:
-        reports.append(_against_baseline(before, now, setup, options))
+        reports.append(_compare_with_baseline(before, now, options))
     if options.against is not None:
-        reports.append(_against_reference(options.against, now, setup, options))
-    return merged(reports, elapsed_s=time.monotonic() - began_s)
+        reports.append(_compare_with_reference(options.against, now, options))
+    return merge_reports(reports, elapsed_s=time.monotonic() - began_s)
 
 
-def _setup(config: Config, options: GuardOptions) -> tuple[Setup, Path]:
+def _set_up(config: Config, options: GuardOptions) -> tuple[Setup, Path]:
     if config.explore.device_name is not None:
         raise UserInputError(
             "explore.device_name emulates a device, and the guard compares this machine's program and speed",
@@ -126,9 +118,9 @@ def _setup(config: Config, options: GuardOptions) -> tuple[Setup, Path]:
     return Setup(run_dir=run_dir, tiers=options.tiers, say=options.say), folder
 
 
-def _guarded(config: Config, options: GuardOptions, before: Baseline | None, folder: Path) -> Guarded:
+def _choose_guarded(config: Config, options: GuardOptions, before: Baseline | None, folder: Path) -> Guarded:
     if before is None:
-        return guarded(config, options.micro_batch_size, folder)
+        return find_guarded(config, options.micro_batch_size, folder)
     if options.micro_batch_size is None and before.recommended_micro_batch_size is not None:
         return Guarded(
             recommended=before.recommended_micro_batch_size,
@@ -136,15 +128,15 @@ def _guarded(config: Config, options: GuardOptions, before: Baseline | None, fol
             settings=before.settings,
         )
     # The facts of a baseline are those of its settings, whatever size is timed.
-    return dataclasses.replace(guarded(config, options.micro_batch_size, folder), settings=before.settings)
+    return dataclasses.replace(find_guarded(config, options.micro_batch_size, folder), settings=before.settings)
 
 
-def _against_baseline(before: Baseline, now: Observed, setup: Setup, options: GuardOptions) -> Report:
-    changes = _differences(
+def _compare_with_baseline(before: Baseline, now: Observed, options: GuardOptions) -> Report:
+    changes = _list_differences(
         before.toolchain, now.snapshot.toolchain, sorted({*before.toolchain, *now.snapshot.toolchain})
     )
-    exact = _exact(before, now.snapshot, options.tiers, _why_not(before, now.snapshot, changes))
-    times = _baseline_times(before, now, setup, options, changes)
+    exact = _compare_facts(before, now.snapshot, options.tiers, changes)
+    times = _compare_times(before, now, options, changes)
     advice = []
     if changes:
         advice.append("check what changed with the toolchain, then write a new baseline with --update")
@@ -154,87 +146,78 @@ def _against_baseline(before: Baseline, now: Observed, setup: Setup, options: Gu
         findings=(*exact.findings, *times.findings),
         not_compared=(*exact.not_compared, *times.not_compared),
         toolchain_changes=tuple(changes),
-        job_changes=tuple(_job_changes(before.job, now.snapshot.job)),
+        job_changes=tuple(_list_job_changes(before.job, now.snapshot.job)),
     )
-    if not changes and report.those(Status.BETTER, Status.CHANGED) and not report.those(Status.WORSE):
+    if not changes and report.find_by_status(Status.BETTER, Status.CHANGED) and not report.find_by_status(Status.WORSE):
         advice.append("if the change is intended, write a new baseline with --update, in the same commit")
     return dataclasses.replace(report, advice=(*advice, *times.advice))
 
 
-def _why_not(before: Baseline, after: Baseline, toolchain_changes: Sequence[str]) -> dict[Tier, str]:
-    """Return why each exact tier cannot be compared; an empty text where it can."""
-    device = _differences(before.machine, after.machine, DEVICE_KEYS)
-    return {
-        Tier.ANY_MACHINE: "",
-        Tier.SAME_TOOLCHAIN: "; ".join([*toolchain_changes, *device]),
-    }
-
-
-def _exact(before: Baseline, after: Baseline, tiers: frozenset[Tier], why_not: Mapping[Tier, str]) -> Part:
+def _compare_facts(before: Baseline, after: Baseline, tiers: frozenset[Tier], toolchain_changes: Sequence[str]) -> Part:
     """Compare the facts of any machine in the CPU's program, the others in that of the job's own device."""
+    changes = [*toolchain_changes, *_list_differences(before.machine, after.machine, DEVICE_KEYS)]
+    programs = {
+        Tier.ANY_MACHINE: (before.any_device, after.any_device, ""),
+        Tier.SAME_TOOLCHAIN: (before.device or before.any_device, after.device or after.any_device, "; ".join(changes)),
+    }
     findings: list[Finding] = []
     missing: list[NotCompared] = []
-    for tier in (Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN):
-        if tier not in tiers:
-            continue
-        own = tier is Tier.SAME_TOOLCHAIN
-        comparison = compare_metrics(
-            (before.device if own else None) or before.any_device,
-            (after.device if own else None) or after.any_device,
-            tiers={tier: why_not[tier]},
+    for tier in (tier for tier in programs if tier in tiers):
+        old, new, why_not = programs[tier]
+        compared = compare_metrics(
+            old,
+            new,
+            tiers={tier: why_not},
             micro_batch_size=after.recommended_micro_batch_size,
             memory_budget_bytes=after.memory_budget_bytes,
         )
-        # a program that cannot be traced is reported once, though facts of both tiers are missing
-        findings += [
-            one for one in comparison.findings if (one.name, one.details) not in {(f.name, f.details) for f in findings}
-        ]
-        missing += comparison.not_compared
+        # A program that cannot be traced is reported once, though facts of both tiers are missing.
+        known = {(one.name, one.details) for one in findings}
+        findings += [one for one in compared.findings if (one.name, one.details) not in known]
+        missing += compared.not_compared
     return Part(findings=tuple(findings), not_compared=tuple(missing))
 
 
-def _baseline_times(
-    before: Baseline, now: Observed, setup: Setup, options: GuardOptions, toolchain_changes: Sequence[str]
-) -> Part:
+def _compare_times(before: Baseline, now: Observed, options: GuardOptions, toolchain_changes: Sequence[str]) -> Part:
     """Compare the recommended size with its neighbours, and with the baseline where that is fair."""
     recommended, base = now.snapshot.recommended_micro_batch_size, now.snapshot.base_micro_batch_size
     if not options.tiers & TIMES:
         return Part()
     if recommended is None:
         reason = "no recommended size is known: run bexplore explore first, or give --micro-batch-size"
-        return Part(not_compared=(neighbour_sizes.why_no_times(reason, None),))
-    host = _differences(before.machine, now.snapshot.machine, (*DEVICE_KEYS, *HOST_KEYS))
+        return Part(not_compared=(neighbours.report_missing_times(reason, None),))
+    host = _list_differences(before.machine, now.snapshot.machine, (*DEVICE_KEYS, *HOST_KEYS))
     why_not = "; ".join([*toolchain_changes, *host]) or ("" if before.times else "the baseline has no times")
 
     remark = watch_processors()
 
-    def judged(times: neighbour_sizes.Times) -> list[Finding]:
-        findings = neighbour_sizes.still_wins(times, recommended, options.time_tolerance, is_busy=bool(remark()))
+    def judge(times: neighbours.Times) -> list[Finding]:
+        findings = neighbours.check_still_wins(times, recommended, options.time_tolerance, is_busy=bool(remark()))
         if not toolchain_changes and base is not None and base != recommended:
-            findings += neighbour_sizes.relative_performance(before, times, recommended, base, options.time_tolerance)
+            findings += neighbours.compare_speedups(before, times, recommended, base, options.time_tolerance)
         if not why_not:
-            findings += neighbour_sizes.times_of_another_day(before, times, recommended, options.time_tolerance)
+            findings += neighbours.compare_with_other_day(before, times, recommended, options.time_tolerance)
         return findings
 
-    sizes = _sizes(now, recommended, base)
+    sizes = _choose_sizes(now, recommended)
     try:
-        times = time_sizes(now, setup, sizes, recommended)
-        findings = judged(times)
+        times = time_sizes(now, sizes, recommended)
+        findings = judge(times)
         if any(one.status in (Status.WORSE, Status.CHANGED) for one in findings):
-            setup.say("measuring again to confirm it")
-            again = time_sizes(now, setup, sizes, recommended)
-            findings = _confirmed(judged((*times, *again)), judged(again))
+            now.setup.say("measuring again to confirm it")
+            again = time_sizes(now, sizes, recommended)
+            findings = _confirm(judge((*times, *again)), judge(again))
     except RecommendedSizeFailedError as error:
-        return Part(findings=(broken(recommended, error.outcome),))
+        return Part(findings=(report_failure(recommended, error.outcome),))
     advice: tuple[str, ...] = ()
     if any(one.status is Status.UNSURE for one in findings):
         busy = f"; {found}" if (found := remark()) else ""
         advice = (f"times between two jobs are noisy: --against REF measures both sides in one{busy}",)
-    missing = (neighbour_sizes.why_no_times(why_not, recommended),) if why_not else ()
+    missing = (neighbours.report_missing_times(why_not, recommended),) if why_not else ()
     return Part(findings=tuple(findings), not_compared=missing, advice=advice)
 
 
-def _confirmed(together: Sequence[Finding], again: Sequence[Finding]) -> list[Finding]:
+def _confirm(together: Sequence[Finding], again: Sequence[Finding]) -> list[Finding]:
     """Return the findings of both measurements; one that the second contradicts is unsure."""
     second = {one.name: one.status for one in again}
     contradicted = (Status.SAME, Status.BETTER)
@@ -246,26 +229,24 @@ def _confirmed(together: Sequence[Finding], again: Sequence[Finding]) -> list[Fi
     ]
 
 
-def _against_reference(against: str, now: Observed, setup: Setup, options: GuardOptions) -> Report:
+def _compare_with_reference(against: str, now: Observed, options: GuardOptions) -> Report:
     with open_reference(against, now.config.path) as reference:
         if options.load is None:
             raise UserInputError("a second configuration cannot be read here", hint="give GuardOptions.load")
-        config = options.load(reference.config_path)
-        own = dataclasses.replace(setup, run_dir=setup.run_dir / "reference", environment=dict(reference.environment))
         snapshot = now.snapshot
-        before = observe(
-            config,
-            own,
+        wanted = Guarded(
             recommended=snapshot.recommended_micro_batch_size,
             base=snapshot.base_micro_batch_size,
             settings=snapshot.settings,
         )
-        exact = _exact(before.snapshot, snapshot, options.tiers, _why_not(before.snapshot, snapshot, ()))
-        times = paired_times(
+        folder, environment = now.setup.run_dir / "reference", dict(reference.environment)
+        setup = dataclasses.replace(now.setup, run_dir=folder, environment=environment)
+        before = observe(options.load(reference.config_path), setup, wanted)
+        exact = _compare_facts(before.snapshot, snapshot, options.tiers, ())
+        times = time_in_pairs(
             before,
             now,
             reference,
-            (own, setup),
             tiers=options.tiers,
             tolerance=options.time_tolerance,
             time_limit_s=options.time_limit_s,
@@ -275,20 +256,20 @@ def _against_reference(against: str, now: Observed, setup: Setup, options: Guard
         reference=reference.title,
         findings=(*exact.findings, *times.findings),
         not_compared=(*exact.not_compared, *times.not_compared),
-        job_changes=tuple(_job_changes(before.snapshot.job, snapshot.job)),
+        job_changes=tuple(_list_job_changes(before.snapshot.job, snapshot.job)),
         advice=times.advice,
     )
 
 
-def _sizes(observed: Observed, recommended: int, base: int | None) -> tuple[int, ...]:
+def _choose_sizes(observed: Observed, recommended: int) -> tuple[int, ...]:
     snapshot = observed.snapshot
-    facts = snapshot.device or snapshot.any_device
-    budget = snapshot.memory_budget_bytes
+    facts, budget = snapshot.device or snapshot.any_device, snapshot.memory_budget_bytes
     fits = facts.max_micro_batch_size(budget) if budget is not None else None
-    return neighbour_sizes.sizes_around(recommended, base, maximum=observed.config.maximum, fits=fits)
+    base = snapshot.base_micro_batch_size
+    return neighbours.choose_sizes(recommended, base, maximum=observed.config.maximum, fits=fits)
 
 
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+def _list_differences(before: Mapping[str, Any], after: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     return [
         f"{key} {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
         for key in keys
@@ -296,18 +277,48 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], keys: Sequ
     ]
 
 
-def _job_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def _list_job_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """List the settings of the job that differ, a line each."""
-    old, new = _flat(before), _flat(after)
-    return _differences(old, new, sorted(old.keys() | new.keys()))
+    old, new = _flatten(before), _flatten(after)
+    return _list_differences(old, new, sorted(old.keys() | new.keys()))
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     pairs: dict[str, Any] = {}
     for name, inner in value.items():
         key = f"{prefix}.{name}" if prefix else str(name)
         if isinstance(inner, Mapping):
-            pairs |= _flat(inner, key)
+            pairs |= _flatten(inner, key)
         elif name != "import_root":
             pairs[key] = list(inner) if isinstance(inner, tuple) else inner
     return pairs
+
+
+# The checks behind the fixtures of `bexplore.pytest_plugin`.
+UNDECIDED = (Verdict.TOOLCHAIN_CHANGED, Verdict.INCONCLUSIVE)
+
+
+def check_exact_facts(
+    config_path: Path,
+    baseline_path: Path,
+    *,
+    model_dir: Path,
+    overrides: tuple[str, ...] = (),
+    portable: bool = False,
+    is_update: bool = False,
+) -> Report | None:
+    """Compare the exact facts of a job with its baseline; None where the baseline was written instead."""
+    tiers = frozenset({Tier.ANY_MACHINE}) if portable else EXACT
+    options = GuardOptions(baseline_path=baseline_path, tiers=tiers, model_dir=str(model_dir))
+    loaded = with_loader_lengths(load_config(config_path, overrides=overrides))
+    if is_update:
+        update_baseline(loaded, options)
+        return None
+    return guard(loaded, options)
+
+
+def find_portable_facts(config_path: Path, log_path: Path, overrides: tuple[str, ...] = ()) -> ProgramMetrics:
+    """Return the facts of a job's program, traced for the CPU."""
+    loaded = with_loader_lengths(load_config(config_path, overrides=overrides)).on_device("cpu")
+    found, _ = metrics_in_worker(loaded.job, log_path, device="cpu")
+    return found

@@ -38,27 +38,25 @@ def open_reference(against: str, config_path: Path) -> Iterator[Reference]:
 
     Args:
         against: A configuration file, a folder that holds one at the same relative path, or a git revision.
-
-    Raises:
-        UserInputError: There is no such path or revision, or it has no such configuration.
+        config_path: The present configuration.
     """
     path = Path(against)
     if path.is_file():
         yield Reference(title=str(path), config_path=path)
     elif path.is_dir():
-        yield Reference(title=str(path), config_path=_config_in(path, config_path))
+        yield Reference(title=str(path), config_path=_find_config_in(path, config_path))
     else:
-        with _worktree(against, config_path) as reference:
+        with _open_worktree(against, config_path) as reference:
             yield reference
 
 
-def foreign_files(files: list[str]) -> list[str]:
+def find_foreign_files(files: list[str]) -> list[str]:
     """Return those of the imported files that are the user's own code."""
     own = str(Path(bexplore.__file__).parent)
     return [file for file in files if "site-packages" not in file and not file.startswith((own, sys.prefix))]
 
 
-def _config_in(folder: Path, config_path: Path) -> Path:
+def _find_config_in(folder: Path, config_path: Path) -> Path:
     for candidate in (folder / config_path, folder / config_path.name):
         if not config_path.is_absolute() and candidate.is_file():
             return candidate
@@ -70,7 +68,7 @@ def _config_in(folder: Path, config_path: Path) -> Path:
 
 
 @contextmanager
-def _worktree(revision: str, config_path: Path) -> Iterator[Reference]:
+def _open_worktree(revision: str, config_path: Path) -> Iterator[Reference]:
     folder = config_path.resolve().parent
     root = Path(_git(folder, "rev-parse", "--show-toplevel", revision=revision))
     commit = _git(folder, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", revision=revision)

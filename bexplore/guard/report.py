@@ -86,6 +86,15 @@ class NotCompared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a report: findings, what could not be compared, and next steps."""
+
+    findings: tuple[Finding, ...] = ()
+    not_compared: tuple[NotCompared, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The findings of one run of the guard.
 
@@ -133,7 +142,7 @@ class Report:
         """Return whether a finding is worse, and not because of another toolchain."""
         return one.status is Status.WORSE and (one.tier is Tier.SAME_JOB or not self.toolchain_changes)
 
-    def those(self, *statuses: Status) -> list[Finding]:
+    def find_by_status(self, *statuses: Status) -> list[Finding]:
         """Return the findings of these statuses, in order."""
         return [one for one in self.findings if one.status in statuses]
 
@@ -147,7 +156,7 @@ class Report:
         }
 
 
-def merged(reports: Sequence[Report], **changes: Any) -> Report:
+def merge_reports(reports: Sequence[Report], **changes: Any) -> Report:
     """Merge reports into one."""
     first = reports[0]
     return dataclasses.replace(

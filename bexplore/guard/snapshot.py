@@ -9,6 +9,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from bexplore.engine.program_client import metrics_in_worker
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import EngineError
 from bexplore.exploration.memory_budget import gradient_bytes_of, resolve_budget
-from bexplore.guard import neighbour_sizes
 from bexplore.guard.baseline import Baseline, SizeTimes
-from bexplore.guard.paired_timing import Block
 from bexplore.guard.report import Tier
+from bexplore.guard.sizes import NUM_WORKERS, time_in_worker
+from bexplore.guard.timing import Block
 from bexplore.host.machine import package_version, processor_name
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import device_kind
@@ -52,72 +53,8 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """One side of a comparison.
-
-    Attributes:
-        config: Its configuration, on its device.
-        snapshot: Its baseline, without times.
-        device_info: torch's description of the device.
-    """
-
-    config: Config
-    snapshot: Baseline
-    device_info: Mapping[str, Any]
-
-
-def observe(
-    config: Config, setup: Setup, *, recommended: int | None, base: int | None, settings: Mapping[str, Any]
-) -> Observed:
-    """Find the exact facts of a configuration's program and the properties of the machine.
-
-    The program is traced for the CPU, which every machine can do, and also for another device of the job where facts of
-    the same toolchain are compared.
-
-    Args:
-        settings: Of `explore.settings`, where one of the configuration's variants has them; else its own count.
-
-    Raises:
-        UserInputError: The job itself is wrong.
-        EngineError: A worker could not answer, or the device cannot be used.
-    """
-    variant = next((one for one in config.variants if settings and dict(one.values) == dict(settings)), None)
-    config = config if variant is None else config.of_variant(variant)
-    setup.say(f"tracing {config.path.name}" + (f" with {variant.name}" if variant else ""))
-    needs_device = Tier.SAME_TOOLCHAIN in setup.tiers
-    wanted = config.job.device if needs_device else "cpu"
-    on_cpu = config.on_device("cpu")
-    log_path = setup.run_dir / "workers" / "facts.log"
-    any_device, facts = metrics_in_worker(on_cpu.job, log_path, device=wanted, environment=setup.environment)
-    device = None
-    name = str(facts.get("device", "cpu"))
-    placed = config.on_device(name)
-    if needs_device and device_kind(name) != "cpu":
-        setup.say(f"tracing it for {name}")
-        device, _ = metrics_in_worker(placed.job, log_path, device=name, environment=setup.environment)
-    return Observed(
-        config=placed,
-        device_info=facts,
-        snapshot=Baseline(
-            config=config.path.name,
-            job=hidden_record(config.job.as_record() | {"import_root": None}, by_value=False),
-            job_fingerprint=config.job.fingerprint(),
-            toolchain=toolchain(config),
-            machine=machine(facts),
-            any_device=any_device,
-            device=device,
-            recommended_micro_batch_size=recommended,
-            base_micro_batch_size=base,
-            memory_budget_bytes=declared_budget_bytes(config),
-            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            settings=settings,
-        ),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Guarded:
-    """What is guarded: the recommended size and its settings, and the size that its speed is relative to.
+    """The guarded size and its settings, and the size that its speed is relative to.
 
     Attributes:
         recommended: The size; None where none is known.
@@ -130,7 +67,68 @@ class Guarded:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def guarded(config: Config, wanted: int | None, folder: Path) -> Guarded:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One side of a comparison.
+
+    Attributes:
+        config: Its configuration, on its device.
+        setup: How it is measured.
+        snapshot: Its baseline, without times.
+        device_info: torch's description of the device.
+    """
+
+    config: Config
+    setup: Setup
+    snapshot: Baseline
+    device_info: Mapping[str, Any]
+
+
+def observe(config: Config, setup: Setup, wanted: Guarded) -> Observed:
+    """Find the exact facts of a configuration's program and the properties of the machine.
+
+    The program is traced for the CPU, which every machine can do, and also for another device of the job where facts of
+    the same toolchain are compared.
+
+    Its settings count where one of the configuration's variants has them.
+    """
+    variant = next((one for one in config.variants if dict(one.values) == dict(wanted.settings) != {}), None)
+    config = config if variant is None else config.of_variant(variant)
+    setup.say(f"tracing {config.path.name}" + (f" with {variant.name}" if variant else ""))
+    needs_device = Tier.SAME_TOOLCHAIN in setup.tiers
+    kind = config.job.device if needs_device else "cpu"
+    on_cpu = config.on_device("cpu")
+    log_path = setup.run_dir / "workers" / "facts.log"
+    any_device, facts = metrics_in_worker(on_cpu.job, log_path, device=kind, environment=setup.environment)
+    device = None
+    name = str(facts.get("device", "cpu"))
+    placed = config.on_device(name)
+    if needs_device and device_kind(name) != "cpu":
+        setup.say(f"tracing it for {name}")
+        device, _ = metrics_in_worker(placed.job, log_path, device=name, environment=setup.environment)
+    budget = config.explore.memory_budget  # not declared by a fraction, nor by `auto`
+    return Observed(
+        config=placed,
+        setup=setup,
+        device_info=facts,
+        snapshot=Baseline(
+            config=config.path.name,
+            job=hidden_record(config.job.as_record() | {"import_root": None}, by_value=False),
+            job_fingerprint=config.job.fingerprint(),
+            toolchain=_find_toolchain(config),
+            machine=_describe_machine(facts),
+            any_device=any_device,
+            device=device,
+            recommended_micro_batch_size=wanted.recommended,
+            base_micro_batch_size=wanted.base,
+            memory_budget_bytes=budget if isinstance(budget, int) else None,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            settings=wanted.settings,
+        ),
+    )
+
+
+def find_guarded(config: Config, wanted: int | None, folder: Path) -> Guarded:
     """Return what to guard: by the user, by the configuration's number, or by the newest result."""
     base = config.minimum
     if wanted is not None or config.fixed_size is not None:
@@ -161,43 +159,44 @@ class RecommendedSizeFailedError(EngineError):
         self.outcome = outcome
 
 
-def time_sizes(
-    observed: Observed, setup: Setup, sizes: tuple[int, ...], recommended: int
-) -> tuple[tuple[SizeTimes, ...], ...]:
+def time_sizes(observed: Observed, sizes: tuple[int, ...], recommended: int) -> tuple[tuple[SizeTimes, ...], ...]:
     """Time several sizes in `NUM_WORKERS` live workers, one worker after the other.
 
     A neighbour of the recommended size that does not run is dropped: it cannot win.
-
-    Raises:
-        RecommendedSizeFailedError: The recommended size does not run.
     """
     workers = []
-    for number in range(neighbour_sizes.NUM_WORKERS):
-        setup.say(f"timing sizes {', '.join(map(str, sizes))}: worker {number + 1} of {neighbour_sizes.NUM_WORKERS}")
-        with live_runner(observed, setup) as runner:
-            pass_times_s = _started(runner, sizes, recommended)
+    for number in range(NUM_WORKERS):
+        observed.setup.say(f"timing sizes {', '.join(map(str, sizes))}: worker {number + 1} of {NUM_WORKERS}")
+        with open_runner(observed) as runner:
+            pass_times_s = _run_each_size(runner, sizes, recommended)
             sizes = tuple(pass_times_s)
-            workers.append(tuple(neighbour_sizes.run_in_worker(_block_runner(runner), sizes, pass_times_s)))
+            workers.append(tuple(time_in_worker(partial(time_block, runner), sizes, pass_times_s)))
     return tuple(workers)
 
 
-def _started(runner: EngineRunner, sizes: tuple[int, ...], recommended: int) -> dict[int, float]:
+def _run_each_size(runner: EngineRunner, sizes: tuple[int, ...], recommended: int) -> dict[int, float]:
     """Run each size once in one live worker; return rough seconds of a pass by size."""
     compilation = Compilation.SHARED if runner.job.compile.enabled else Compilation.EAGER
     pass_times_s: dict[int, float] = {}
     for size in sizes:
-        observation = first_probe(runner, size, compilation)
+        observation = run_first_probe(runner, size, compilation)
         if observation.is_measured:
             pass_times_s[size] = observation.pass_time_s
         elif size == recommended:
             raise RecommendedSizeFailedError(size, f"{observation.outcome}: {observation.reason}")
         else:  # the worker is gone, and the sizes before have to be run again in the next one
-            return _started(runner, tuple(one for one in sizes if one != size), recommended)
+            return _run_each_size(runner, tuple(one for one in sizes if one != size), recommended)
     return pass_times_s
 
 
-def live_runner(observed: Observed, setup: Setup) -> EngineRunner:
+def open_runner(observed: Observed) -> EngineRunner:
     """Return a runner whose worker stays alive between timings."""
+    setup = observed.setup
+
+    def report_wait(message: Mapping[str, Any]) -> None:
+        if message.get("stage") == "lock":
+            setup.say(f"waiting for the device, which {message['holder']} uses")
+
     budget = resolve_budget(
         observed.config.explore,
         observed.device_info,
@@ -214,16 +213,11 @@ def live_runner(observed: Observed, setup: Setup) -> EngineRunner:
             device_info=observed.device_info,
             replica_batch_size=observed.config.replica_batch_size,
         ),
-        on_progress=lambda message: _report_wait(message, setup),
+        on_progress=report_wait,
     )
 
 
-def _report_wait(message: Mapping[str, Any], setup: Setup) -> None:
-    if message.get("stage") == "lock":
-        setup.say(f"waiting for the device, which {message['holder']} uses")
-
-
-def first_probe(runner: EngineRunner, micro_batch_size: int, compilation: Compilation) -> Observation:
+def run_first_probe(runner: EngineRunner, micro_batch_size: int, compilation: Compilation) -> Observation:
     """Compile and run a size once, so that its passes can be timed."""
     return runner(
         Probe(
@@ -236,7 +230,7 @@ def first_probe(runner: EngineRunner, micro_batch_size: int, compilation: Compil
     )
 
 
-def block_of(runner: EngineRunner, micro_batch_size: int, num_passes: int, round_number: int | None = None) -> Block:
+def time_block(runner: EngineRunner, micro_batch_size: int, num_passes: int, round_number: int | None = None) -> Block:
     """Time passes in a live worker; workers of the same round run on the same processors."""
     answer = runner.time_passes(micro_batch_size=micro_batch_size, num_passes=num_passes, round_number=round_number)
     return Block(
@@ -244,11 +238,7 @@ def block_of(runner: EngineRunner, micro_batch_size: int, num_passes: int, round
     )
 
 
-def _block_runner(runner: EngineRunner) -> Callable[[int, int], Block]:
-    return lambda size, num_passes: block_of(runner, size, num_passes)
-
-
-def toolchain(config: Config) -> dict[str, str]:
+def _find_toolchain(config: Config) -> dict[str, str]:
     """Return the versions that decide exact facts; a local build of torch (`+cpu`) is the same version."""
     versions = {"torch": package_version("torch").partition("+")[0], "bexplore facts": FACTS_VERSION}
     if config.job.workload == "transformers":
@@ -256,7 +246,7 @@ def toolchain(config: Config) -> dict[str, str]:
     return versions
 
 
-def machine(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_machine(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties that decide where numbers may be compared; the host's name is hashed."""
     host = hashlib.sha256(f"{platform.node()} {_machine_id()}".encode()).hexdigest()[:12]
     return {
@@ -266,12 +256,6 @@ def machine(facts: Mapping[str, Any]) -> dict[str, Any]:
         "num_threads": facts.get("num_threads"),
         "host": host,
     }
-
-
-def declared_budget_bytes(config: Config) -> int | None:
-    """Return the memory budget that the configuration declares in bytes; None for a fraction, and for `auto`."""
-    budget = config.explore.memory_budget
-    return budget if isinstance(budget, int) else None
 
 
 def _machine_id() -> str:

@@ -53,7 +53,7 @@ def github_annotations(report: Report, config_folder: Path) -> list[str]:
         config_folder: Folder of the configuration and of the user's code, relative to the repository.
     """
     lines = []
-    for one in report.those(*_NOT_THE_SAME):
+    for one in report.find_by_status(*_NOT_THE_SAME):
         level = "error" if report.is_regression(one) else "notice" if report.toolchain_changes else "warning"
         place = _place(one.where, config_folder, report.config)
         message = "\n".join([_sentence(one), *one.details])

@@ -32,7 +32,7 @@ def guard_table(report: Report, *, verbose: bool = False) -> str:
     lines += [f"  toolchain {line}" for line in report.toolchain_changes]
     lines += [f"  {line}" for line in _not_compared(report)]
     lines += [f"  hint: {line}" for line in report.advice]
-    same = len(report.those(Status.SAME))
+    same = len(report.find_by_status(Status.SAME))
     head = f"{report.config} against {report.reference}: {report.verdict.upper()}: {MEANINGS[report.verdict]}"
     counts = f"  {len(report.findings)} facts compared, {same} the same, in {format_seconds(report.elapsed_s)}"
     return "\n".join([head, *lines, counts])

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from bexplore.engine.runner import EngineRunner
-from bexplore.guard.paired_timing import run_pair
-from bexplore.guard.snapshot import block_of
+from bexplore.guard.pairs import run_pair
+from bexplore.guard.snapshot import time_block
 from bexplore.measurement.probe import Compilation, Probe
 from tests.builders import DEVICE, JOBS, imported_job
 from tests.guard_builders import write_job
@@ -24,7 +24,7 @@ def test_live_workers_are_interleaved_without_compiling_again(run_on):
     assert observation.is_measured, observation.reason
 
     answer = runner.time_passes(micro_batch_size=4, num_passes=3)
-    rounds = run_pair(lambda *n: block_of(runner, 4, *n), lambda *n: block_of(runner, 4, *n), pass_time_s=0.05)
+    rounds = run_pair(lambda *n: time_block(runner, 4, *n), lambda *n: time_block(runner, 4, *n), pass_time_s=0.05)
 
     assert len(answer["pass_times_s"]) == (3 if DEVICE == "cpu" else 1)  # back to back on an accelerator
     assert answer["cpu_time_s"] > 0

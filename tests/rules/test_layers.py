@@ -43,7 +43,7 @@ ORDER = {
     "exploration": "estimated memory_budget setup emulated variants estimate finish base command job",
     "actions": "apply probe trace doctor",
     "planning": "network network_timing request costs layout step cautions plan sources api",
-    "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
+    "guard": "report baseline reference timing compare sizes snapshot pairs guard",
     "output": "plot tables guard_table guard_ci plan_table event_files bexp settings_text lengths_text profile_text "
     "summary live_view console report",
     "cli": "streams field_names entry options setup apply explore guard one_shot plan_options plan network offline",

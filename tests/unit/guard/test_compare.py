@@ -11,8 +11,8 @@ import pytest
 from bexplore.errors import ExitCode
 from bexplore.guard import Finding, Report, Status, Tier, Verdict
 from bexplore.guard.compare import compare_metrics
-from bexplore.guard.neighbour_sizes import relative_performance, still_wins, times_of_another_day
 from bexplore.guard.report import NotCompared
+from bexplore.guard.sizes import check_still_wins, compare_speedups, compare_with_other_day
 from bexplore.output.guard_table import guard_table
 from bexplore.trace.program_metrics import Item, ProgramMetrics
 from tests.guard_builders import baseline, facts, report_of, worker
@@ -197,7 +197,7 @@ def test_every_outcome_has_its_verdict_and_exit_code(report, verdict, code):
 
 
 def test_a_loss_that_is_not_a_number_is_a_regression_of_the_times():
-    (found,) = still_wins([worker(s8=10.0, s16=math.nan)], 8, 0.03)
+    (found,) = check_still_wins([worker(s8=10.0, s16=math.nan)], 8, 0.03)
     assert found.status is Status.WORSE
 
 
@@ -206,8 +206,8 @@ def test_the_speed_relative_to_the_base_carries_over_to_a_slower_machine():
     slower_machine = [worker(s1=30.0, s8=60.1), worker(s1=30.2, s8=60.2), worker(s1=30.1, s8=60.5)]
     worse_ratio = [worker(s1=30.0, s8=70.0), worker(s1=30.2, s8=70.2), worker(s1=30.1, s8=70.1)]
 
-    (fine,) = relative_performance(before, slower_machine, 8, 1, 0.03)
-    (worse,) = relative_performance(before, worse_ratio, 8, 1, 0.03)
+    (fine,) = compare_speedups(before, slower_machine, 8, 1, 0.03)
+    (worse,) = compare_speedups(before, worse_ratio, 8, 1, 0.03)
 
     assert fine.status is Status.SAME
     assert worse.status is Status.WORSE
@@ -216,8 +216,8 @@ def test_the_speed_relative_to_the_base_carries_over_to_a_slower_machine():
 def test_times_of_the_same_machine_are_compared_with_their_noise():
     before = baseline(times=(worker(s8=20.0), worker(s8=20.1), worker(s8=19.9)))
 
-    slower = times_of_another_day(before, [worker(s8=24.0), worker(s8=24.2), worker(s8=24.1)], 8, 0.03)
-    noisy = times_of_another_day(before, [worker(s8=18.0), worker(s8=24.2), worker(s8=21.0)], 8, 0.03)
+    slower = compare_with_other_day(before, [worker(s8=24.0), worker(s8=24.2), worker(s8=24.1)], 8, 0.03)
+    noisy = compare_with_other_day(before, [worker(s8=18.0), worker(s8=24.2), worker(s8=21.0)], 8, 0.03)
 
     assert {one.status for one in slower} == {Status.WORSE}
     assert {one.status for one in noisy} == {Status.UNSURE}

@@ -8,7 +8,7 @@ import pytest
 
 from bexplore.errors import EngineError
 from bexplore.guard.pairs import refuse_foreign
-from bexplore.guard.reference import Reference, foreign_files, open_reference
+from bexplore.guard.reference import Reference, find_foreign_files, open_reference
 from tests.guard_builders import write_job
 
 
@@ -30,7 +30,7 @@ def test_a_reference_that_imports_the_present_code_is_refused():
     reference = Reference(title="main (0123456789)", config_path=Path("job.yaml"), foreign_root=Path("/repository"))
     files = ["/repository/model.py", "/repository/.venv/lib/site-packages/torch/__init__.py"]
 
-    assert foreign_files(files) == ["/repository/model.py"]
+    assert find_foreign_files(files) == ["/repository/model.py"]
     with pytest.raises(EngineError, match="of the present checkout"):
-        refuse_foreign(foreign_files(files), reference)
+        refuse_foreign(find_foreign_files(files), reference)
     refuse_foreign([], reference)

@@ -9,7 +9,7 @@ import pytest
 from bexplore.guard import snapshot
 from bexplore.guard.baseline import Baseline, read_baseline, write_baseline
 from bexplore.guard.report import Tier
-from bexplore.guard.snapshot import Guarded, Setup, guarded, observe
+from bexplore.guard.snapshot import Guarded, Setup, find_guarded, observe
 from bexplore.run import run_directory
 from bexplore.run.result import RunResult
 from tests.config_builders import Folder, sections
@@ -35,22 +35,22 @@ def test_the_newest_result_is_guarded_with_its_settings(folder, tmp_path):
     run_with(tmp_path / "runs", variant=1, settings=FULL)
     config = folder.load(sections(explore=LISTS))
 
-    assert guarded(config, None, tmp_path / "runs") == Guarded(recommended=8, base=2, settings=FULL)
+    assert find_guarded(config, None, tmp_path / "runs") == Guarded(recommended=8, base=2, settings=FULL)
 
 
 def test_the_files_own_settings_are_guarded_where_they_are_the_answer(folder, tmp_path):
     run_with(tmp_path / "runs", variant=0, settings={"activation_checkpointing": "none"})
     config = folder.load(sections(explore=LISTS))
 
-    assert guarded(config, None, tmp_path / "runs") == Guarded(recommended=8, base=2)
+    assert find_guarded(config, None, tmp_path / "runs") == Guarded(recommended=8, base=2)
 
 
 def test_a_size_by_the_user_or_in_the_file_is_guarded_with_the_files_own_settings(folder, tmp_path):
     run_with(tmp_path / "runs", variant=1, settings=FULL)
 
-    assert guarded(folder.load(sections(explore=LISTS)), 4, tmp_path / "runs") == Guarded(recommended=4, base=1)
+    assert find_guarded(folder.load(sections(explore=LISTS)), 4, tmp_path / "runs") == Guarded(recommended=4, base=1)
     applied = folder.load(sections(6, explore=LISTS))
-    assert guarded(applied, None, tmp_path / "runs") == Guarded(recommended=6, base=1)
+    assert find_guarded(applied, None, tmp_path / "runs") == Guarded(recommended=6, base=1)
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_the_facts_are_those_of_the_variant_with_the_settings(folder, tmp_path, 
     config = folder.load(sections(explore=LISTS))
     setup = Setup(run_dir=tmp_path, tiers=frozenset({Tier.ANY_MACHINE}))
 
-    observed = observe(config, setup, recommended=8, base=1, settings=FULL)
-    plain = observe(config, setup, recommended=8, base=1, settings={})
+    observed = observe(config, setup, Guarded(recommended=8, base=1, settings=FULL))
+    plain = observe(config, setup, Guarded(recommended=8, base=1))
 
     assert [job.activation_checkpointing for job in traced] == ["full", "none"]
     assert observed.config.job.activation_checkpointing == "full"
@@ -83,7 +83,10 @@ def test_settings_that_the_file_has_as_its_own_are_its_own_job(folder, tmp_path,
     applied = folder.load(sections(8, explore={"activation_checkpointing": "full"}))
     setup = Setup(run_dir=tmp_path, tiers=frozenset({Tier.ANY_MACHINE}))
 
-    assert observe(applied, setup, recommended=8, base=1, settings=FULL).config.job == applied.on_device("cpu").job
+    assert (
+        observe(applied, setup, Guarded(recommended=8, base=1, settings=FULL)).config.job
+        == applied.on_device("cpu").job
+    )
 
 
 def test_a_baseline_keeps_the_settings_and_one_without_any_does_not_mention_them(tmp_path):

@@ -1,4 +1,4 @@
-"""Ratios of times, their intervals, and the rule that judges them (numpy only).
+"""Blocks of passes, ratios of times with their intervals, and the rule that judges them (numpy only).
 
 A ratio above 1 is slower. Values of one worker process share its process effect (memory layout, thread placement), so
 that workers, and not passes, are resampled.
@@ -9,23 +9,46 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
+from bexplore.guard.report import Status
 from bexplore.measurement.statistics import LEVEL, NORMAL, student_quantile
 
 TIME_TOLERANCE = 0.03  # of a ratio; the threshold of the guard where the user gives no other
 NUM_RESAMPLES = 2000
+MAX_PASSES_PER_BLOCK = 200
 
 
-class Judgement(StrEnum):
-    """The position of an interval relative to a tolerance."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Consecutive passes of one worker.
 
-    SLOWER = "slower"
-    FASTER = "faster"
-    SAME = "same"
-    UNSURE = "unsure"
+    Attributes:
+        pass_times_s: Wall seconds of each pass.
+        cpu_time_s: Processor seconds of the worker for all passes.
+        loss: Loss of the last pass.
+    """
+
+    pass_times_s: tuple[float, ...]
+    cpu_time_s: float
+    loss: float = 0.0
+
+    @property
+    def log_wall_s(self) -> float:
+        """Return ln of the median pass; NaN if the loss is not a number."""
+        return math.log(float(np.median(self.pass_times_s))) if math.isfinite(self.loss) else math.nan
+
+    @property
+    def log_cpu_s(self) -> float:
+        """Return ln of the mean processor seconds of a pass; NaN if the loss is not a number."""
+        mean_s = self.cpu_time_s / len(self.pass_times_s)
+        return math.log(max(mean_s, 1e-9)) if math.isfinite(self.loss) else math.nan
+
+
+def count_passes(pass_time_s: float, block_s: float) -> int:
+    """Return the number of passes of one block."""
+    return max(1, min(MAX_PASSES_PER_BLOCK, round(block_s / max(pass_time_s, 1e-6))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +74,7 @@ class Ratio:
         return f"{self.value:.3f}x [{self.low:.3f}, {self.high:.3f}]"
 
 
-def ratio_of(log_ratios: Sequence[Sequence[float]], *, seed: int = 0) -> Ratio:
+def estimate_ratio(log_ratios: Sequence[Sequence[float]], *, seed: int = 0) -> Ratio:
     """Estimate a ratio from logarithms of single ratios, grouped by worker.
 
     The interval is that of a bootstrap over workers and, within each, over its values; about the estimate it is
@@ -76,14 +99,14 @@ def ratio_of(log_ratios: Sequence[Sequence[float]], *, seed: int = 0) -> Ratio:
     return _estimate(center, means, num_workers=len(groups), num_rounds=count)
 
 
-def unpaired_ratio(before: Sequence[float], after: Sequence[float]) -> Ratio:
+def estimate_unpaired_ratio(before: Sequence[float], after: Sequence[float]) -> Ratio:
     """Estimate the ratio after / before of workers that did not run side by side.
 
-    The interval is a bootstrap over the workers of both sides, widened as in `ratio_of` by the smaller side.
+    The interval is a bootstrap over the workers of both sides, widened as in `estimate_ratio` by the smaller side.
 
     Args:
         before: The logarithm of each worker's time.
-        after: The present ones.
+        after: Of each present worker's.
     """
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     smaller, count = min(len(old), len(new)), len(old) + len(new)
@@ -115,21 +138,19 @@ def _estimate(center: float, resampled: Callable[[], np.ndarray], *, num_workers
     return Ratio(value=value, low=low, high=high, num_workers=num_workers, num_rounds=num_rounds)
 
 
-def judge(ratio: Ratio, tolerance: float = TIME_TOLERANCE) -> Judgement:
-    """Return slower or faster only if the whole interval is beyond the tolerance; NaN is slower."""
+def judge_ratio(ratio: Ratio, tolerance: float = TIME_TOLERANCE) -> Status:
+    """Return worse (slower) or better only if the whole interval is beyond the tolerance; NaN is worse."""
     if math.isnan(ratio.value):
-        return Judgement.SLOWER
+        return Status.WORSE
     upper = 1 + tolerance
     if ratio.low > upper:
-        return Judgement.SLOWER
+        return Status.WORSE
     if ratio.high < 1 / upper:
-        return Judgement.FASTER
-    if 1 / upper <= ratio.low and ratio.high <= upper:
-        return Judgement.SAME
-    return Judgement.UNSURE
+        return Status.BETTER
+    return Status.SAME if 1 / upper <= ratio.low and ratio.high <= upper else Status.UNSURE
 
 
-def workers_needed(ratio: Ratio, tolerance: float = TIME_TOLERANCE) -> int | None:
+def count_needed_workers(ratio: Ratio, tolerance: float = TIME_TOLERANCE) -> int | None:
     """Return the number of workers that would make an unsure ratio sure at the observed noise; None for no such number.
 
     A ratio on the tolerance itself stays unsure with any number of workers.

@@ -9,9 +9,8 @@ from statistics import median
 import numpy as np
 
 from bexplore.guard.baseline import Baseline, SizeTimes
-from bexplore.guard.paired_timing import Block, block_length
 from bexplore.guard.report import Finding, NotCompared, Status, Tier
-from bexplore.guard.statistics import Judgement, Ratio, judge, ratio_of, unpaired_ratio
+from bexplore.guard.timing import Block, Ratio, count_passes, estimate_ratio, estimate_unpaired_ratio, judge_ratio
 
 NUM_WORKERS = 3
 NUM_ROUNDS = 4
@@ -19,7 +18,7 @@ BLOCK_S = 0.15  # seconds of passes of one size in a block: a change of size slo
 Times = Sequence[Sequence[SizeTimes]]
 
 
-def sizes_around(recommended: int, base: int | None, *, maximum: int | None, fits: int | None) -> tuple[int, ...]:
+def choose_sizes(recommended: int, base: int | None, *, maximum: int | None, fits: int | None) -> tuple[int, ...]:
     """Return the recommended size, half and twice of it where they may run, and the base.
 
     Args:
@@ -32,7 +31,7 @@ def sizes_around(recommended: int, base: int | None, *, maximum: int | None, fit
     return tuple(sorted(near | ({2 * recommended} if 2 * recommended <= limit else set())))
 
 
-def run_in_worker(
+def time_in_worker(
     run: Callable[[int, int], Block], sizes: Sequence[int], pass_times_s: dict[int, float]
 ) -> list[SizeTimes]:
     """Time sizes in one worker in rounds, forwards and backwards, so that what slows the machine affects all alike.
@@ -45,7 +44,7 @@ def run_in_worker(
     blocks: dict[int, list[Block]] = {size: [] for size in sizes}
     for _ in range(NUM_ROUNDS):
         for size in (*sizes, *reversed(sizes)):
-            blocks[size].append(run(size, block_length(pass_times_s[size], BLOCK_S)))
+            blocks[size].append(run(size, count_passes(pass_times_s[size], BLOCK_S)))
     return [
         SizeTimes(
             micro_batch_size=size,
@@ -58,7 +57,7 @@ def run_in_worker(
     ]
 
 
-def still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: bool = False) -> list[Finding]:
+def check_still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: bool = False) -> list[Finding]:
     """Compare the recommended size with its neighbours, within this job.
 
     Args:
@@ -66,9 +65,9 @@ def still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: boo
     """
     own = {one.micro_batch_size for worker in times for one in worker}
     rivals = [(size, _speedup(times, size, recommended, _log_wall)) for size in sorted(own - {recommended})]
-    better = [(size, ratio) for size, ratio in rivals if judge(ratio, tolerance) is Judgement.SLOWER]
-    computed = [judge(_speedup(times, size, recommended, _log_cpu), tolerance) for size, _ in better]
-    is_unsure = is_busy and any(judgement is not Judgement.SLOWER for judgement in computed)
+    better = [(size, ratio) for size, ratio in rivals if judge_ratio(ratio, tolerance) is Status.WORSE]
+    computed = [judge_ratio(_speedup(times, size, recommended, _log_cpu), tolerance) for size, _ in better]
+    is_unsure = is_busy and any(status is not Status.WORSE for status in computed)
     broken = any(math.isnan(ratio.value) for _, ratio in rivals)
     winner = max(better, key=lambda one: one[1].value, default=None)
     status = Status.WORSE if broken else Status.UNSURE if is_unsure else Status.CHANGED if winner else Status.SAME
@@ -86,20 +85,18 @@ def still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: boo
     ]
 
 
-def relative_performance(
-    before: Baseline, times: Times, recommended: int, base: int, tolerance: float
-) -> list[Finding]:
+def compare_speedups(before: Baseline, times: Times, recommended: int, base: int, tolerance: float) -> list[Finding]:
     """Compare the speed of the recommended size relative to the base, a ratio that machines share."""
     old = _relative(before.times, recommended, base, _log_wall)
     new = _relative(times, recommended, base, _log_wall)
     if not old or not new:
         return []
     return [
-        _finding(
+        _compare(
             "relative_performance",
             f"throughput of size {recommended} relative to size {base}",
             Tier.SAME_JOB,
-            unpaired_ratio([-value for value in old], [-value for value in new]),
+            estimate_unpaired_ratio([-value for value in old], [-value for value in new]),
             tolerance,
             before=f"{math.exp(median(old)):.2f}x",
             after=f"{math.exp(median(new)):.2f}x" if all(map(math.isfinite, new)) else "not a number",
@@ -107,40 +104,32 @@ def relative_performance(
     ]
 
 
-def times_of_another_day(before: Baseline, times: Times, recommended: int, tolerance: float) -> list[Finding]:
+def compare_with_other_day(before: Baseline, times: Times, recommended: int, tolerance: float) -> list[Finding]:
     """Compare times with those of the baseline, of the same machine."""
     findings = []
     for name, title, read in (("pass_time_s", "wall time", _log_wall), ("cpu_time_s", "processor time", _log_cpu)):
         old, new = _values(before.times, recommended, read), _values(times, recommended, read)
         if old and new:
-            ratio = unpaired_ratio(old, new)
+            ratio = estimate_unpaired_ratio(old, new)
             texts = [f"{math.exp(median(values)) * 1e3:.4g} ms" for values in (old, new)]
             what = f"{title} of a pass of size {recommended}"
-            findings.append(_finding(name, what, Tier.SAME_MACHINE, ratio, tolerance, before=texts[0], after=texts[1]))
+            findings.append(_compare(name, what, Tier.SAME_MACHINE, ratio, tolerance, before=texts[0], after=texts[1]))
     return findings
 
 
-STATUSES = {
-    Judgement.SLOWER: Status.WORSE,
-    Judgement.FASTER: Status.BETTER,
-    Judgement.SAME: Status.SAME,
-    Judgement.UNSURE: Status.UNSURE,
-}
-
-
-def _finding(name: str, title: str, tier: Tier, ratio: Ratio, tolerance: float, *, before: str, after: str) -> Finding:
+def _compare(name: str, title: str, tier: Tier, ratio: Ratio, tolerance: float, *, before: str, after: str) -> Finding:
     return Finding(
         name=name,
         title=title,
         tier=tier,
-        status=STATUSES[judge(ratio, tolerance)],
+        status=judge_ratio(ratio, tolerance),
         before=before,
         after=after,
         details=(f"ratio of times {ratio}",),
     )
 
 
-def why_no_times(reason: str, recommended: int | None) -> NotCompared:
+def report_missing_times(reason: str, recommended: int | None) -> NotCompared:
     """Return the entry for times that were not compared."""
     size = f" of size {recommended}" if recommended else ""
     return NotCompared(title=f"times{size}", reason=reason)
@@ -148,7 +137,7 @@ def why_no_times(reason: str, recommended: int | None) -> NotCompared:
 
 def _speedup(times: Times, size: int, recommended: int, read: Callable[[SizeTimes], float]) -> Ratio:
     """Return the throughput of a size over that of the recommended one, with one value per worker."""
-    return ratio_of([[value] for value in _relative(times, size, recommended, read)])
+    return estimate_ratio([[value] for value in _relative(times, size, recommended, read)])
 
 
 def _relative(times: Times, size: int, base: int, read: Callable[[SizeTimes], float]) -> list[float]:
