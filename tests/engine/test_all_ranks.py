@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from bexplore.engine.all_ranks import AllRanksRunner
-from bexplore.engine.process import reaper
 from bexplore.engine.runner import EngineRunner
 from bexplore.errors import EngineError
+from bexplore.host.process_tree import WORKER_MARK, find_marked
 from bexplore.measurement.probe import Outcome
 from tests.rank_builders import NUM_RANKS, job, probe, run, settings
 
 
 def marked() -> list[int]:
-    return [pid for pid in reaper.marked_processes(f"{os.getpid()}.") if _is_rank(pid)]
+    return [pid for pid in find_marked(WORKER_MARK, f"{os.getpid()}.") if _is_rank(pid)]
 
 
 def _is_rank(pid: int) -> bool:

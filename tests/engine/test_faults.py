@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 
 from bexplore.config.load import load_config
-from bexplore.engine.process import memory_watchdog, reaper
+from bexplore.engine.process import memory_watchdog
 from bexplore.engine.process.memory_watchdog import MemoryWatchdog
 from bexplore.errors import EngineError
 from bexplore.exploration import job as exploration
 from bexplore.exploration.base import ExploreOptions
 from bexplore.host import json_files, locks
+from bexplore.host.process_tree import WORKER_MARK, find_marked
 from bexplore.job import CompileSettings
 from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
 from bexplore.run import fingerprint
@@ -329,7 +330,7 @@ def test_everything_that_a_worker_left_behind_is_gone_and_the_next_one_starts_at
 
     assert died.outcome is Outcome.CRASHED
     assert "SIGKILL" in died.reason  # and not timed out, though a child holds the pipe open and no end of file comes
-    assert reaper.marked_processes(mark) == []
+    assert find_marked(WORKER_MARK, mark) == []
     assert runner(probe(1)).outcome is Outcome.MEASURED
 
 
@@ -344,12 +345,12 @@ def test_what_a_worker_started_ends_with_an_explorer_that_is_killed(tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     mark = process.stdout.readline().strip()
-    _until(lambda: len(reaper.marked_processes(mark)) >= 2)
+    _until(lambda: len(find_marked(WORKER_MARK, mark)) >= 2)
 
     process.kill()
     process.wait()
 
-    _until(lambda: not reaper.marked_processes(mark))
+    _until(lambda: not find_marked(WORKER_MARK, mark))
 
 
 @pytest.mark.promise("a worker floods its output, or closes its pipe", "harms only its own probe")

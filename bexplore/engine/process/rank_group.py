@@ -10,26 +10,19 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
-import psutil
-
-from bexplore.engine.process import reaper
-from bexplore.engine.process.bounded_log import BoundedLog
 from bexplore.engine.process.launcher import Launcher, external_hint
 from bexplore.engine.process.memory_watchdog import POLL_S, MemoryWatchdog
 from bexplore.engine.process.rank_listener import KEY_VARIABLE, LOOPBACK, Caller, RankListener
-from bexplore.engine.process.starting import new_mark, signal_group, start_process, waiting
+from bexplore.engine.process.starting import BoundedLog, new_mark, signal_group, start_process, waiting
 from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Patience, Progress
-from bexplore.engine.process.worker_process import CLOSED_PIPE_S
-from bexplore.engine.protocol import messages
+from bexplore.engine.process.worker_process import Peer, converse
 from bexplore.engine.protocol.answers import blamed, merged, named, with_end_of_rank
 from bexplore.engine.protocol.failures import ended_with, last_line
 from bexplore.engine.protocol.messages import (
-    FROM_RANK,
+    FROM_WORKER,
     Answer,
     Done,
     Failed,
@@ -48,6 +41,7 @@ from bexplore.errors import EngineError
 from bexplore.host import logs
 from bexplore.host.blas_threads import users_environment
 from bexplore.host.machine import oom_kills
+from bexplore.host.process_tree import WORKER_MARK, end_marked, read_environment, send_signal
 from bexplore.measurement.probe import Outcome
 
 # All ranks have called so long after their launcher's start; it may wait in a queue of a scheduler. Seconds.
@@ -58,22 +52,6 @@ COLLECTIVE_LIMIT_S = 24 * 3600.0
 WHEREABOUTS_S = 1.0
 # A launcher has so long to end by itself once its ranks have. Killed, srun leaves its allocation behind. Seconds.
 LAUNCHER_END_S = 5.0
-
-
-@dataclass(slots=True)
-class _Rank:
-    """One rank while a request runs."""
-
-    hello: Hello
-    connection: Connection
-    patience: Patience
-    watch: MemoryWatchdog
-    answer: Answer | None = None
-    answered_s: float = 0.0
-
-    def conclude(self, answer: Answer) -> None:
-        """Note the answer, and when it came."""
-        self.answer, self.answered_s = answer, time.monotonic()
 
 
 class RankGroup:
@@ -111,9 +89,7 @@ class RankGroup:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=users_environment()
-            | dict(environment or {})
-            | {reaper.VARIABLE: self._mark, KEY_VARIABLE: listener.key},
+            env=users_environment() | dict(environment or {}) | {WORKER_MARK: self._mark, KEY_VARIABLE: listener.key},
         )
         self._log.follow(self._process.stdout)
 
@@ -236,112 +212,31 @@ class RankGroup:
         return self._asked(range(self._launcher.num_ranks), request, limits, on_progress)
 
     def _asked(self, which: Sequence[int], request: Request, limits: Limits, on_progress: Progress) -> Answer:
-        ranks = {rank: self._rank(rank, limits) for rank in which}
-        for one in ranks.values():
-            try:
-                send(one.connection, request)
-            except OSError:
-                one.conclude(self._death_of(one))
-        if not any(isinstance(one.answer, Failed) for one in ranks.values()):
-            self._converse(ranks, on_progress)
-        return self._one_answer(ranks)
+        peers = {rank: self._peer(self._called[rank], limits) for rank in which}
+        for one in peers.values():
+            one.send(request)
+        if not any(isinstance(one.answer, Failed) for one in peers.values()):
+            converse(peers, on_progress, _find_hanging)
+        return self._one_answer(peers)
 
-    def _rank(self, rank: int, limits: Limits) -> _Rank:
-        caller = self._called[rank]
-        is_here = caller.hello in self._here()
-        watch = MemoryWatchdog(caller.hello.pid, limits.resident_bytes if is_here else None)
-        return _Rank(hello=caller.hello, connection=caller.connection, patience=Patience(limits), watch=watch)
+    def _peer(self, caller: Caller, limits: Limits) -> Peer:
+        hello = caller.hello
+        watch = MemoryWatchdog(hello.pid, limits.resident_bytes if self._is_here(hello) else None)
+        return Peer(
+            pid=hello.pid,
+            name="it",  # `named` puts the rank before it
+            connection=caller.connection,
+            patience=Patience(limits),
+            watch=watch,
+            failure_at_end=lambda: self._failure_at_end(hello),
+        )
 
-    def _converse(self, ranks: Mapping[int, _Rank], on_progress: Progress) -> None:
-        """Hear all ranks until each has answered, or one badly and the others have had a moment to."""
-        checked_s, until_s = time.monotonic(), None
-        while any(one.answer is None for one in ranks.values()):
-            waited_for = {one.connection: rank for rank, one in ranks.items() if one.answer is None}
-            for connection in wait(list(waited_for), POLL_S):
-                rank = waited_for[connection]  # type: ignore[index]  # they are connections
-                self._hear(rank, ranks[rank], on_progress)
-            now_s = time.monotonic()
-            if until_s is None and any(isinstance(one.answer, Failed | Refused) for one in ranks.values()):
-                until_s = now_s + CLOSED_PIPE_S
-            if until_s is not None and now_s >= until_s:
-                return
-            if now_s - checked_s >= POLL_S and until_s is None:
-                checked_s = now_s
-                self._check(ranks)
-
-    def _hear(self, rank: int, one: _Rank, on_progress: Progress) -> None:
-        try:
-            message = receive(one.connection, FROM_RANK)
-        except (EOFError, OSError):
-            one.conclude(self._death_of(one))
-            return
-        except ValueError as error:
-            one.conclude(lost(Outcome.CRASHED, f"it sent what is not a message: {error}"))
-            return
-        if isinstance(message, messages.Progress):
-            one.patience.heard(message.report)
-            if message.report.get("headroom_bytes") is not None:
-                one.watch.allow(int(message.report["headroom_bytes"]))
-            if rank == 0:
-                on_progress(message.report)
-        elif not isinstance(message, Whereabouts):  # of an earlier question
-            one.conclude(message)
-
-    def _check(self, ranks: Mapping[int, _Rank]) -> None:
-        """Note what is wrong with ranks that have not answered: too much memory, or too long a silence."""
-        open_ranks = {rank: one for rank, one in ranks.items() if one.answer is None}
-        for one in open_ranks.values():
-            reason = one.watch.violation()
-            if reason:
-                signal_group(one.hello.pid, signal.SIGSTOP)
-                one.conclude(lost(Outcome.OUT_OF_MEMORY, reason))
-                return
-        silent = {rank: one for rank, one in open_ranks.items() if one.patience.lost()}
-        if silent:
-            culprit, what = self._hanging(open_ranks)
-            one = open_ranks[culprit]
-            one.conclude(lost(Outcome.TIMED_OUT, f"{one.patience.lost() or 'no progress'}{what}"))
-
-    def _hanging(self, ranks: Mapping[int, _Rank]) -> tuple[int, str]:
-        """Return the rank for which the others wait, and what it does: one that does not answer, else one that is in no
-        collective, else the one that was silent first."""
-        found = self._whereabouts(ranks)
-        mute = [rank for rank in ranks if rank not in found]
-        if mute:
-            return mute[0], "; its process does not answer"
-        busy = [rank for rank, where in found.items() if not where.waits_for_ranks]
-        if busy and len(busy) < len(ranks):
-            return busy[0], f"; the other ranks wait for it, and it is at {found[busy[0]].place or 'no line of yours'}"
-        first = min(found)
-        return first, f"; it is at {found[first].place}" if found[first].place else ""
-
-    def _whereabouts(self, ranks: Mapping[int, _Rank]) -> dict[int, Whereabouts]:
-        for one in ranks.values():
-            try:
-                send(one.connection, WhereAreYou())
-            except OSError:
-                continue
-        found: dict[int, Whereabouts] = {}
-        until_s = time.monotonic() + WHEREABOUTS_S
-        while len(found) < len(ranks) and time.monotonic() < until_s:
-            waited_for = {one.connection: rank for rank, one in ranks.items() if rank not in found}
-            for connection in wait(list(waited_for), POLL_S):
-                rank = waited_for[connection]  # type: ignore[index]  # they are connections
-                try:
-                    message = receive(ranks[rank].connection, FROM_RANK)
-                except (EOFError, OSError, ValueError):
-                    continue
-                if isinstance(message, Whereabouts):
-                    found[rank] = message
-        return found
-
-    def _death_of(self, one: _Rank) -> Failed:
-        """Return how a rank ended whose connection has ended."""
-        if self._is_here(one.hello) and oom_kills() > self._oom_kills_before:
+    def _failure_at_end(self, hello: Hello) -> Failed:
+        if self._is_here(hello) and oom_kills() > self._oom_kills_before:
             return lost(Outcome.OUT_OF_MEMORY, "the kernel's out-of-memory killer ended it")
         return lost(Outcome.CRASHED, "it ended without an answer", ended_by=signal.SIGKILL.name)  # or as by that
 
-    def _one_answer(self, ranks: Mapping[int, _Rank]) -> Answer:
+    def _one_answer(self, ranks: Mapping[int, Peer]) -> Answer:
         """Return one answer of all ranks; after a bad one the group is closed."""
         refused = next((one.answer for one in ranks.values() if isinstance(one.answer, Refused)), None)
         in_order = sorted(ranks.items(), key=lambda item: item[1].answered_s)
@@ -356,7 +251,9 @@ class RankGroup:
             return refused
         log = self._log.tail_text()
         rank = blamed(failures, log)
-        return named(with_end_of_rank(failures[rank], rank, log), ranks[rank].hello, num_ranks=self._launcher.num_ranks)
+        return named(
+            with_end_of_rank(failures[rank], rank, log), self._hellos[rank], num_ranks=self._launcher.num_ranks
+        )
 
     def close(self) -> None:
         """End all ranks, wait for their launcher, and end what is left; safe to call twice."""
@@ -367,7 +264,7 @@ class RankGroup:
             caller.connection.close()  # at its end each rank ends itself
         if self._process is not None:
             self._end_launcher(self._process)
-            reaper.end_marked(self._mark)
+            end_marked(WORKER_MARK, self._mark)
         else:
             self._end_here()
         self._log.close()
@@ -391,10 +288,7 @@ class RankGroup:
     def _end_here(self) -> None:
         """Kill the ranks on this host: one that is stopped does not see that its connection has ended."""
         for hello in self._here():
-            try:
-                psutil.Process(hello.pid).kill()
-            except psutil.Error:
-                pass  # it ended
+            send_signal(hello.pid, signal.SIGKILL)
 
     def _cancel_steps(self) -> None:
         """Cancel the steps of Slurm that ranks have named."""
@@ -410,8 +304,39 @@ class RankGroup:
 
     def _is_here(self, hello: Hello) -> bool:
         """Return whether a rank is a process of this host: one that carries the group's mark."""
+        return bool(self._mark) and f"\0{WORKER_MARK}={self._mark}\0" in f"\0{read_environment(hello.pid)}"
+
+
+def _find_hanging(ranks: Mapping[int, Peer]) -> tuple[int, str]:
+    """Return the rank for which the others wait, and what it does: one that does not answer, else one that is in no
+    collective, else the one that was silent first."""
+    found = _ask_whereabouts(ranks)
+    mute = [rank for rank in ranks if rank not in found]
+    if mute:
+        return mute[0], "; its process does not answer"
+    busy = [rank for rank, where in found.items() if not where.waits_for_ranks]
+    if busy and len(busy) < len(ranks):
+        return busy[0], f"; the other ranks wait for it, and it is at {found[busy[0]].place or 'no line of yours'}"
+    first = min(found)
+    return first, f"; it is at {found[first].place}" if found[first].place else ""
+
+
+def _ask_whereabouts(ranks: Mapping[int, Peer]) -> dict[int, Whereabouts]:
+    for one in ranks.values():
         try:
-            variables: Mapping[str, Any] = psutil.Process(hello.pid).environ()
-        except psutil.Error:
-            return False
-        return bool(self._mark) and variables.get(reaper.VARIABLE) == self._mark
+            send(one.connection, WhereAreYou())
+        except OSError:
+            continue
+    found: dict[int, Whereabouts] = {}
+    until_s = time.monotonic() + WHEREABOUTS_S
+    while len(found) < len(ranks) and time.monotonic() < until_s:
+        waited_for = {one.connection: rank for rank, one in ranks.items() if rank not in found}
+        for connection in wait(list(waited_for), POLL_S):
+            rank = waited_for[connection]  # type: ignore[index]  # they are connections
+            try:
+                message = receive(ranks[rank].connection, FROM_WORKER)
+            except (EOFError, OSError, ValueError):
+                continue
+            if isinstance(message, Whereabouts):
+                found[rank] = message
+    return found

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bexplore.engine.process import reaper
 from bexplore.engine.process.rank_listener import KEY_VARIABLE
+from bexplore.host.process_tree import WORKER_MARK
 
 # Variables of this process that ranks need, wherever they run.
-_CARRIED = (KEY_VARIABLE, reaper.VARIABLE, "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")
+_CARRIED = (KEY_VARIABLE, WORKER_MARK, "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def run_rank(rank: int, num_ranks: int, worker: Sequence[str], environment: Mapping[str, str]) -> int:

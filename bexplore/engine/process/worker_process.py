@@ -1,4 +1,4 @@
-"""The explorer's side of a worker: start, request and answer, watchdog, and the end of all that it started."""
+"""The explorer's side of a worker, alone or one of many ranks: start, request and answer, and the end of it all."""
 
 from __future__ import annotations
 
@@ -7,28 +7,136 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-import psutil
-
-from bexplore.engine.process import reaper
-from bexplore.engine.process.bounded_log import BoundedLog
 from bexplore.engine.process.memory_watchdog import POLL_S, MemoryWatchdog
-from bexplore.engine.process.starting import new_mark, signal_group, start_process, waiting
+from bexplore.engine.process.starting import BoundedLog, new_mark, signal_group, start_process, waiting
 from bexplore.engine.process.timeouts import Limits, Patience, Progress
 from bexplore.engine.protocol import messages
 from bexplore.engine.protocol.failures import classify_exit
-from bexplore.engine.protocol.messages import FROM_WORKER, Answer, Failed, Request, lost, receive, send
+from bexplore.engine.protocol.messages import (
+    FROM_WORKER,
+    Answer,
+    Failed,
+    Refused,
+    Request,
+    Whereabouts,
+    lost,
+    receive,
+    send,
+)
 from bexplore.host.blas_threads import users_environment
 from bexplore.host.machine import oom_kills
+from bexplore.host.process_tree import WORKER_MARK, end_marked, find_descendants, send_signal
 from bexplore.measurement.probe import Outcome
 
 # Importing torch and its compiler takes seconds; from a cold disk, tens of seconds.
 PRELOAD_LIMIT_S = 120.0
 # How long an end of the pipe may come before the end of the process that it announces. Seconds.
 CLOSED_PIPE_S = 2.0
+
+
+@dataclass(slots=True)
+class Peer:
+    """One process while it works at a request: a worker, or one rank of many.
+
+    Attributes:
+        pid: Of the process.
+        name: Of it in the reasons of its failures.
+        connection: To it.
+        patience: How long it may take.
+        watch: Of its memory.
+        failure_at_end: Returns how it ended, once its connection has.
+        has_ended: Whether it is gone, although what it started may hold its connection open.
+        answer: Its answer; None while it works.
+        answered_s: When that came, of the monotonic clock.
+    """
+
+    pid: int
+    name: str
+    connection: Connection
+    patience: Patience
+    watch: MemoryWatchdog
+    failure_at_end: Callable[[], Failed]
+    has_ended: Callable[[], bool] = lambda: False
+    answer: Answer | None = None
+    answered_s: float = 0.0
+
+    def send(self, request: Request) -> None:
+        """Send a request; that the process is gone is its answer."""
+        try:
+            send(self.connection, request)
+        except OSError:
+            self.conclude(self.failure_at_end())
+
+    def hear(self, on_progress: Progress) -> None:
+        """Take one message."""
+        try:
+            message = receive(self.connection, FROM_WORKER)
+        except (EOFError, OSError):
+            self.conclude(self.failure_at_end())
+            return
+        except ValueError as error:
+            self.conclude(lost(Outcome.CRASHED, f"{self.name} sent what is not a message: {error}"))
+            return
+        if isinstance(message, messages.Progress):
+            self.patience.heard(message.report)
+            if message.report.get("headroom_bytes") is not None:
+                self.watch.allow(int(message.report["headroom_bytes"]))
+            on_progress(message.report)
+        elif not isinstance(message, Whereabouts):  # of an earlier question
+            self.conclude(message)
+
+    def conclude(self, answer: Answer) -> None:
+        """Note the answer, and when it came."""
+        self.answer, self.answered_s = answer, time.monotonic()
+
+
+# Of peers of which one is silent for too long: the one to blame, and what it does, for people.
+FindHanging = Callable[[Mapping[int, Peer]], tuple[int, str]]
+
+
+def converse(peers: Mapping[int, Peer], on_progress: Progress, find_hanging: FindHanging) -> None:
+    """Hear all peers until each has answered, or one badly and the others have had a moment to.
+
+    Args:
+        peers: By rank.
+        on_progress: Called with what the first of them reports.
+    """
+    checked_s, until_s = time.monotonic(), None
+    while any(one.answer is None for one in peers.values()):
+        waited_for = {one.connection: rank for rank, one in peers.items() if one.answer is None}
+        ready = [waited_for[connection] for connection in wait(list(waited_for), POLL_S)]  # type: ignore[index]
+        for rank in ready:
+            peers[rank].hear(on_progress if rank == min(peers) else lambda report: None)
+        for rank in set(waited_for.values()).difference(ready):
+            if peers[rank].has_ended() and not peers[rank].connection.poll(0):
+                peers[rank].conclude(peers[rank].failure_at_end())
+        now_s = time.monotonic()
+        if until_s is None and any(isinstance(one.answer, Failed | Refused) for one in peers.values()):
+            until_s = now_s + CLOSED_PIPE_S
+        if until_s is not None and now_s >= until_s:
+            return
+        if now_s - checked_s >= POLL_S and until_s is None:
+            checked_s = now_s
+            _check({rank: one for rank, one in peers.items() if one.answer is None}, find_hanging)
+
+
+def _check(peers: Mapping[int, Peer], find_hanging: FindHanging) -> None:
+    """Note what is wrong with peers that have not answered: too much memory, or too long a silence."""
+    for one in peers.values():
+        reason = one.watch.violation()
+        if reason:
+            signal_group(one.pid, signal.SIGSTOP)  # at once: to find and end all that it started takes a while
+            one.conclude(lost(Outcome.OUT_OF_MEMORY, reason))
+            return
+    if any(one.patience.lost() for one in peers.values()):
+        culprit, what = find_hanging(peers)
+        one = peers[culprit]
+        one.conclude(lost(Outcome.TIMED_OUT, f"{one.patience.lost() or 'no progress'}{what}"))
 
 
 class WorkerProcess:
@@ -57,7 +165,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env=users_environment() | dict(environment or {}) | {reaper.VARIABLE: self._mark},
+                env=users_environment() | dict(environment or {}) | {WORKER_MARK: self._mark},
             )
         finally:
             theirs.close()
@@ -108,76 +216,38 @@ class WorkerProcess:
             The worker's answer, or how it ended without one.
         """
         with waiting():
-            watch = MemoryWatchdog(self.pid, limits.resident_bytes)
-            return self._converse(request, on_progress, Patience(limits), watch)
-
-    def _converse(self, request: Request, on_progress: Progress, patience: Patience, watch: MemoryWatchdog) -> Answer:
-        posted, self._posted = self._posted, None
-        try:
+            peer = Peer(
+                pid=self.pid,
+                name="the worker",
+                connection=self._connection,
+                patience=Patience(limits),
+                watch=MemoryWatchdog(self.pid, limits.resident_bytes),
+                failure_at_end=self._failure_at_end,
+                has_ended=lambda: self._process.poll() is not None,
+            )
+            posted, self._posted = self._posted, None
             if posted != request:
-                send(self._connection, request)
-        except OSError:
-            return self._ended()
-        checked_s = time.monotonic()
-        while True:
-            answer = self._next_answer(on_progress, patience, watch)
-            if answer is not None:
-                return answer
-            if time.monotonic() - checked_s < POLL_S:
-                continue
-            checked_s = time.monotonic()
-            reason = patience.lost()
-            if reason:
-                return lost(Outcome.TIMED_OUT, reason)
-            reason = watch.violation()
-            if reason:
-                signal_group(self.pid, signal.SIGSTOP)  # at once: to find and end all that it started takes a while
-                return lost(Outcome.OUT_OF_MEMORY, reason)
-
-    def _next_answer(self, on_progress: Progress, patience: Patience, watch: MemoryWatchdog) -> Answer | None:
-        """Wait a moment for a message; return None after a report of progress or where none came."""
-        try:
-            if self._connection.poll(POLL_S):
-                message = receive(self._connection, FROM_WORKER)
-                if not isinstance(message, messages.Progress):
-                    return message
-                patience.heard(message.report)
-                if message.report.get("headroom_bytes") is not None:
-                    watch.allow(int(message.report["headroom_bytes"]))
-                on_progress(message.report)
-            elif self._process.poll() is not None and not self._connection.poll(0):
-                return self._ended()  # a child of the worker may still hold the other end of the pipe open
-        except (EOFError, OSError):
-            return self._ended()
-        except ValueError as error:
-            return lost(Outcome.CRASHED, f"the worker sent what is not a message: {error}")
-        return None
+                peer.send(request)
+            converse({0: peer}, on_progress, lambda peers: (0, ""))
+        assert peer.answer is not None  # a conversation with one ends with its answer
+        return peer.answer
 
     def close(self) -> None:
         """End the worker and everything that it started; safe to call twice."""
-        descendants = self._descendants()
+        descendants = find_descendants(self.pid)
         self._connection.close()
         signal_group(self.pid, signal.SIGKILL)
-        for process in descendants:
-            try:
-                process.kill()
-            except psutil.Error:
-                pass  # ended meanwhile
+        for pid in descendants:
+            send_signal(pid, signal.SIGKILL)
         # Compiler pools start sessions of their own, and are nobody's descendants once the worker is dead.
-        reaper.end_marked(self._mark)
+        end_marked(WORKER_MARK, self._mark)
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             pass  # stuck in the kernel (a device driver, say); it is killed and ends when the kernel lets go
         self._log.close()
 
-    def _descendants(self) -> list[psutil.Process]:
-        try:
-            return psutil.Process(self.pid).children(recursive=True)
-        except psutil.Error:
-            return []
-
-    def _ended(self) -> Failed:
+    def _failure_at_end(self) -> Failed:
         try:
             # A process that dies closes its files last: one that is still there has only closed its pipe.
             code: int | None = self._process.wait(timeout=CLOSED_PIPE_S)

@@ -373,8 +373,7 @@ class Refused(Message):
 
 
 Answer = Done | Failed | Refused
-FROM_WORKER = (Progress, Done, Failed, Refused)
-FROM_RANK = (*FROM_WORKER, Whereabouts)
+FROM_WORKER = (Progress, Done, Failed, Refused, Whereabouts)
 
 
 def send(connection: Connection, message: Message) -> None:

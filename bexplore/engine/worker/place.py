@@ -10,8 +10,8 @@ from multiprocessing.connection import Client, Connection
 from typing import NamedTuple
 
 from bexplore.engine.process.rank_listener import KEY_VARIABLE
-from bexplore.engine.process.reaper import VARIABLE
 from bexplore.engine.protocol.messages import Hello, send
+from bexplore.host.process_tree import WORKER_MARK
 
 # Variables that name a rank, its number on its host and the number of ranks. Sources: torchrun; Slurm's srun; Open MPI.
 _PLACES = (
@@ -57,7 +57,7 @@ def call(address: str, place: Place) -> Connection:
     key = os.environ.pop(KEY_VARIABLE)  # the user's code, and what it starts, do not need it
     connection = _connected(host, int(port), key.encode())
     step = ".".join(filter(None, (os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_STEP_ID"))))
-    mark = os.environ.get(VARIABLE, "")
+    mark = os.environ.get(WORKER_MARK, "")
     send(
         connection,
         Hello(
