@@ -66,7 +66,7 @@ def capped(config: Config, workload: Any = None) -> Iterator[None]:
     """
     import torch
 
-    from bexplore.engine.worker.memory_limit import DataLimit
+    from bexplore.engine.worker.own_process import DataLimit
     from bexplore.engine.worker.peak_memory import storage_bytes
     from bexplore.engine.worker.torch_private import around_compilations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.steps import STEPS, Step
 from benchmarks.gpu_check.verdict import Verdict, Word
-from bexplore.engine.worker.memory_limit import kill_own_group
+from bexplore.engine.worker.own_process import kill_own_group
 
 LOOK_EVERY_S = 0.5
 

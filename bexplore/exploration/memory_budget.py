@@ -29,7 +29,7 @@ _COUNTED_OF_RANK = "; gradient buckets and shards of a rank are in its trace and
 
 
 def judged_by(device: str) -> MemoryAccount:
-    """Return the account of memory that the limit of a device is about: see `engine.worker.memory_limit`."""
+    """Return the account of memory that the limit of a device is about: see `engine.worker.own_process`."""
     kind = device_kind(device)
     if kind == "cuda":
         return MemoryAccount.RESERVED

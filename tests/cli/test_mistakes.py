@@ -11,7 +11,7 @@ import pytest
 from bexplore.cli import main
 from bexplore.engine import program_client
 from bexplore.engine.process.worker_process import WorkerProcess
-from bexplore.engine.worker.place import ALONE
+from bexplore.engine.worker.context import ALONE
 from bexplore.engine.worker.server import Server
 from bexplore.errors import ExitCode
 from bexplore.host.machine import torch_is_for_cpu

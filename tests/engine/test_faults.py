@@ -171,7 +171,7 @@ def test_changed_code_starts_over_and_is_named(earlier):
 
 def in_new_process(body: str) -> subprocess.CompletedProcess[str]:
     """Run statements in a process that has a heap of its own, as a worker has: a forked one may reuse its parent's."""
-    head = "import numpy as np\nfrom bexplore.engine.worker.memory_limit import DataLimit\nMIB = 2**20\n"
+    head = "import numpy as np\nfrom bexplore.engine.worker.own_process import DataLimit\nMIB = 2**20\n"
     command = [sys.executable, "-c", head + textwrap.dedent(body)]
     return subprocess.run(command, check=False, text=True, capture_output=True)
 

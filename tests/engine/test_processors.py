@@ -9,7 +9,7 @@ import pytest
 
 SHARES_A_PROCESSOR = """
 import os, subprocess, sys, time
-from bexplore.engine.worker.processors import longest_wait_s, waits_s
+from bexplore.engine.worker.own_process import longest_wait_s, waits_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
 before, until = waits_s(), time.monotonic() + 30

@@ -38,7 +38,7 @@ def observed(answer: Done | Failed, *, spawn_s: float, warnings: Sequence[str], 
     values = read_fields(Observation, answer.values)
     values["warnings"] = (*values.get("warnings", ()), *warnings)
     # Resident memory is no reason to refuse: reserved memory has its limit in the allocator, and a process on a CPU is
-    # allowed a little more than its tensors (`engine.worker.memory_limit`).
+    # allowed a little more than its tensors (`engine.worker.own_process`).
     outcome, reason = Outcome.MEASURED, ""
     peak, budget = values.get("peak_memory_bytes"), common["memory_budget_bytes"]
     if peak and budget is not None and peak > budget:

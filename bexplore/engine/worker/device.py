@@ -8,11 +8,8 @@ from typing import Any
 
 import torch
 
-from bexplore.engine.protocol.messages import DeviceInfo, Done, FindInterfaces
-from bexplore.engine.worker.server import Handlers, Server
 from bexplore.errors import UserInputError
 from bexplore.host.emulation import is_emulated
-from bexplore.host.torch_interfaces import missing_interfaces
 from bexplore.job import device_kind
 
 # Free share of the device's memory below which a library that fails is taken to have lacked memory.
@@ -22,20 +19,6 @@ MEMORY_RETURN_LIMIT_S = 15.0
 MEMORY_RETURN_POLL_S = 0.25
 # Free memory may be smaller than it was by this and count as back: half of the margin that a budget keeps. Bytes.
 MEMORY_RETURN_SLACK_BYTES = 256 * 2**20
-
-
-def handlers(server: Server) -> Handlers:
-    """Return the handlers of what torch says of a device, and of itself."""
-
-    def answer(request: DeviceInfo) -> Done:
-        server.report(stage="import")
-        return Done(values=device_info(server.own_device(request.device)))
-
-    def find(_request: FindInterfaces) -> Done:
-        server.report(stage="import")
-        return Done(values={"missing": list(missing_interfaces())})
-
-    return {DeviceInfo: answer, FindInterfaces: find}
 
 
 def take(name: str, limit_bytes: int | None = None) -> torch.device:

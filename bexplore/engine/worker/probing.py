@@ -29,10 +29,10 @@ from bexplore.engine.protocol.messages import (
     TimeLoader,
     TimePasses,
 )
+from bexplore.engine.worker.context import Context, Handlers, failed
 from bexplore.engine.worker.device import await_memory, take
-from bexplore.engine.worker.gradient_check import compare_gradients
-from bexplore.engine.worker.server import Handlers, Server, failed
 from bexplore.engine.worker.session import NotFiniteError, Session
+from bexplore.engine.worker.step_checks import compare_gradients
 from bexplore.engine.worker.steps import CompiledEachPassError, synchronize
 from bexplore.engine.worker.torch_private import make_limits_loud
 from bexplore.job import Job
@@ -42,9 +42,9 @@ from bexplore.workloads import build
 from bexplore.workloads.loader import read_lengths, time_loader
 
 
-def handlers(server: Server) -> Handlers:
+def handlers(context: Context) -> Handlers:
     """Return the handlers, which share one session."""
-    probing = _Probing(server)
+    probing = _Probing(context)
     return {
         Prepare: probing.prepare,
         RunProbe: probing.run_probe,
@@ -64,9 +64,9 @@ def handlers(server: Server) -> Handlers:
 class _Probing:
     """Answers of one worker; its session is built with the first probe."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._report = server.report
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._report = context.report
         self._session: Session | None = None
 
     def prepare(self, request: Prepare) -> Answer:
@@ -79,7 +79,7 @@ class _Probing:
         try:
             return run(request)
         except Exception as error:  # the border of the user's code
-            failure = self._server.failure_of(error)
+            failure = self._context.failure_of(error)
         # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.
         shared_mode = self._session.shared_mode if self._session is not None else None
         failure = self._diagnosed(failure, request)
@@ -111,7 +111,7 @@ class _Probing:
 
     def _opened(self, request: ProbeRequest) -> tuple[Session, float]:
         """Build the job unless it is there already; return it and the seconds that this took."""
-        device = self._server.take_device(request.job.device)
+        device = self._context.take_device(request.job.device)
         if self._session is not None:
             return self._session, 0.0
         began = time.perf_counter()
@@ -120,12 +120,12 @@ class _Probing:
             self._report(free_memory_bytes=free_bytes)
         make_limits_loud()
         self._session = Session(
-            dataclasses.replace(request, job=self._own(request.job)), report=self._report, ranks=self._server.ranks
+            dataclasses.replace(request, job=self._own(request.job)), report=self._report, ranks=self._context.ranks
         )
         return self._session, time.perf_counter() - began
 
     def _own(self, job: Job) -> Job:
-        return dataclasses.replace(job, device=self._server.own_device(job.device))
+        return dataclasses.replace(job, device=self._context.own_device(job.device))
 
     def _try_recover(self) -> bool:
         """Return whether the session is as good as before a refusal; there is none if the job was being built."""
@@ -141,7 +141,7 @@ class _Probing:
         compiled code that is wrong fails with the types of the user's code. After a sticky failure any pass would fail
         here, so that the explorer requests it of a new process. One rank of several would wait for the others.
         """
-        is_compiled = request.probe.compilation is not Compilation.EAGER and self._server.ranks is None
+        is_compiled = request.probe.compilation is not Compilation.EAGER and self._context.ranks is None
         if not is_compiled or failure.is_sticky or failure.outcome not in (Outcome.COMPILE_FAILED, Outcome.CRASHED):
             return failure
         self._session = None
@@ -155,7 +155,7 @@ class _Probing:
 
     def check_eagerly(self, request: ProbeRequest) -> Done:
         """Run a pass and an update without the compiler, and wait for their end: errors of a device come late."""
-        device = self._server.take_device(request.job.device)
+        device = self._context.take_device(request.job.device)
         self._report(stage="eager check")
         workload = build(request.job)
         workload.forward_backward(workload.make_batch(request.probe.micro_batch_size))
@@ -179,13 +179,13 @@ class _Probing:
     def profile(self, request: ProfileSteps) -> Done:
         assert self._session is not None
         path = Path(request.trace_path)
-        if self._server.place.rank:
-            path = path.with_name(f"rank{self._server.place.rank}_{path.name}")
+        if self._context.place.rank:
+            path = path.with_name(f"rank{self._context.place.rank}_{path.name}")
         return Done(values=dataclasses.asdict(self._session.profile(request.micro_batch_size, path)))
 
     def compare_gradients(self, request: CompareGradients) -> Done:
         self._session = None  # of the probe before, if there was one
-        self._server.take_device(request.job.device)
+        self._context.take_device(request.job.device)
         self._report(stage="gradients")
         comparison = compare_gradients(
             build(request.job),
@@ -195,7 +195,7 @@ class _Probing:
         return Done(values=dataclasses.asdict(comparison))
 
     def time_loader(self, request: TimeLoader) -> Done:
-        self._server.take_device(request.job.device)
+        self._context.take_device(request.job.device)
         self._report(stage="loader")
         return Done(values=dataclasses.asdict(time_loader(request.job, request.micro_batch_size)))
 

@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_leaves
 import bexplore
 from bexplore.engine.protocol.messages import Done, TakeMetrics
 from bexplore.engine.worker import torch_private
-from bexplore.engine.worker.compiler_account import CompilerCounters, GraphBreak
+from bexplore.engine.worker.compilation import CompilerCounters, GraphBreak
+from bexplore.engine.worker.context import Context, Handlers
 from bexplore.engine.worker.device import device_info
-from bexplore.engine.worker.server import Handlers, Server
 from bexplore.errors import BexploreError
 from bexplore.job import Job
 from bexplore.trace import CostModel, TraceError
@@ -55,12 +55,12 @@ _NUM_PLACES = 4  # of one kind of thing that are kept
 _VALUE_READ = torch.ops.aten._local_scalar_dense.default
 
 
-def handlers(server: Server) -> Handlers:
+def handlers(context: Context) -> Handlers:
     """Return the handler of `TakeMetrics`."""
 
     def answer(request: TakeMetrics) -> Done:
-        server.take_device(request.job.device)
-        server.report(stage="trace")
+        context.take_device(request.job.device)
+        context.report(stage="trace")
         info = device_info(request.device)
         return Done(values={"metrics": program_metrics(request.job).as_record(), "device_info": info})
 

@@ -13,22 +13,21 @@ import torch.distributed as dist
 
 from bexplore.engine.process.rank_listener import LOOPBACK
 from bexplore.engine.protocol.messages import Done, Join, OpenStore
-from bexplore.engine.worker.place import Place
-from bexplore.engine.worker.server import Handlers, Server
+from bexplore.engine.worker.context import Context, Handlers, Place
 from bexplore.engine.worker.steps import Agreement
 
 
-def handlers(server: Server) -> Handlers:
+def handlers(context: Context) -> Handlers:
     """Return the handlers that make this worker a member of the group of all ranks."""
-    membership = Membership(server.place)
+    membership = Membership(context.place)
 
     def open_store(request: OpenStore) -> Done:
-        server.report(stage="join")
+        context.report(stage="join")
         return Done(values={"port": membership.open_store(request)})
 
     def join(request: Join) -> Done:
-        server.report(stage="join")
-        server.take_ranks(membership.join(request))
+        context.report(stage="join")
+        context.take_ranks(membership.join(request))
         return Done()
 
     return {OpenStore: open_store, Join: join}

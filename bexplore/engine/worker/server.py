@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import importlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,11 +16,9 @@ from types import FrameType
 from typing import Any
 
 from bexplore.engine.protocol import messages
-from bexplore.engine.protocol.failures import Failure, classify_exception
 from bexplore.engine.protocol.messages import (
     Answer,
     Done,
-    Failed,
     Message,
     Progress,
     Refused,
@@ -32,11 +28,11 @@ from bexplore.engine.protocol.messages import (
     receive,
     send,
 )
-from bexplore.engine.worker.memory_limit import kill_own_group
-from bexplore.engine.worker.place import Place
-from bexplore.errors import BexploreError, TraceError, UserProgramError
+from bexplore.engine.worker.context import Context, Place, Report, failed, load_module, uncollected
+from bexplore.engine.worker.own_process import kill_own_group
+from bexplore.errors import BexploreError, TraceError
 from bexplore.host.records import from_record, to_record
-from bexplore.measurement.probe import Outcome
+from bexplore.host.torch_interfaces import missing_interfaces
 from bexplore.trace.absent_gpu import stand_in
 from bexplore.trace.cache import imported_sources
 from bexplore.trace.gpu_properties import GpuProperties
@@ -45,15 +41,10 @@ from bexplore.trace.gpu_properties import GpuProperties
 _OF_RANKS = ("/torch/distributed/", "/engine/worker/ranks.py", "/torch/nn/parallel/")
 _BACKWARD = "_engine_run_backward"
 
-Handlers = Mapping[type, Callable[[Any], Answer]]
-Report = Callable[..., None]
-
 # What a trace may take of the memory of a device that is here: it computes nothing there. Bytes.
 TRACE_DEVICE_BYTES = 256 * 2**20
 # Requests whose handlers lie apart from those of probes: these import no more than they need.
 _APART = {
-    messages.DeviceInfo: "device",
-    messages.FindInterfaces: "device",
     messages.TakeMetrics: "program_metrics",
     messages.OpenStore: "ranks",
     messages.Join: "ranks",
@@ -138,50 +129,20 @@ def _identity(connection: Connection) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class Server:
+class Server(Context):
     """Answers requests by the handlers of a few modules, each imported with its first request.
 
     Torch takes a second of a processor and its compiler two more; a worker that only reports its device needs the one,
     and a worker that stands in for an absent device must do so before anything imports torch.
-
-    Args:
-        report: Sends a progress message.
-        place: Of this rank among all.
-
-    Attributes:
-        report: As given.
-        place: As given.
-        ranks: The group that this rank has joined (`steps.Ranks`); None without one.
     """
 
     def __init__(self, report: Report, place: Place) -> None:
-        self.report = report
-        self.place = place
-        self.ranks: Any = None
-        self._device_is_full: Callable[[], bool] = lambda: False
-        self._handlers: dict[type, Callable[[Any], Answer]] = {messages.Trace: self._trace}
-
-    def take_ranks(self, ranks: Any) -> None:
-        """Take the group that this rank has joined: probes that follow run with it."""
-        self.ranks = ranks
-
-    def take_device(self, name: str, *, limit_bytes: int | None = None) -> Any:
-        """Make the job's device the current one before anything else asks torch for a device.
-
-        Args:
-            limit_bytes: Of its memory, what this process may take; None for no limit.
-
-        Returns:
-            The `torch.device`.
-        """
-        worker_device = _module("device")
-        device = worker_device.take(self.own_device(name), limit_bytes)
-        self._device_is_full = lambda: worker_device.is_nearly_full(device)
-        return device
-
-    def own_device(self, name: str) -> str:
-        """Return this rank's device of a kind: of several on a host, the one with its number there."""
-        return str(_module("device").of_rank(name, self.place.local_rank)) if self.place.num_ranks > 1 else name
+        super().__init__(report, place)
+        self._handlers: dict[type, Callable[[Any], Answer]] = {
+            messages.DeviceInfo: self._describe_device,
+            messages.FindInterfaces: self._find_interfaces,
+            messages.Trace: self._trace,
+        }
 
     def answer(self, request: Request) -> Answer:
         """Carry out a request; a failure of the job is an answer too."""
@@ -194,18 +155,14 @@ class Server:
                 return Refused.of(refused)
         return failed(failure)
 
-    def failure_of(self, error: Exception) -> Failure:
-        """Classify what the user's code raised.
+    def _describe_device(self, request: messages.DeviceInfo) -> Answer:
+        self.report(stage="import")
+        return Done(values=load_module("device").device_info(self.own_device(request.device)))
 
-        Raises:
-            BexploreError: The request itself cannot be carried out.
-        """
-        if not isinstance(error, BexploreError):
-            return classify_exception(error, device_is_full=self._device_is_full)
-        own = classify_exception(error.__cause__ or error) if isinstance(error, UserProgramError) else None
-        if own is None or own.outcome is Outcome.CRASHED:
-            raise error
-        return own  # the user's program lacked memory, say
+    def _find_interfaces(self, _request: messages.FindInterfaces) -> Answer:
+        self.report(stage="import")
+        load_module("device")
+        return Done(values={"missing": list(missing_interfaces())})
 
     def _trace(self, request: messages.Trace) -> Answer:
         """Trace a job, for an absent device where the request has its properties."""
@@ -233,45 +190,5 @@ class Server:
 
     def _handler(self, kind: type) -> Callable[[Any], Answer]:
         if kind not in self._handlers:
-            self._handlers |= _module(_APART.get(kind, "probing")).handlers(self)
+            self._handlers |= load_module(_APART.get(kind, "probing")).handlers(self)
         return self._handlers[kind]
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Import with the garbage collector off, and leave what was imported out of its later runs.
-
-    Torch and its compiler make 380,000 objects that live as long as the process. Collecting among them takes 3.5 s of
-    processor time for the imports of a probe instead of 2.6 s, and 0.2 s of each later full run (medians of three).
-    """
-    usual = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if usual:
-            gc.enable()
-
-
-def _module(name: str) -> Any:
-    path = f"bexplore.engine.worker.{name}"
-    if path not in sys.modules:  # what a job has made must stay collectable
-        with uncollected():
-            importlib.import_module(path)
-    return sys.modules[path]
-
-
-def failed(failure: Failure, **of_the_worker: Any) -> Failed:
-    """Return the answer of a failure; what the worker is good for after it is given by fields of `Failed`."""
-    details: dict[str, Any] = {"exception_type": failure.exception_type}
-    if failure.ended_by:
-        details["ended_by"] = failure.ended_by
-    return Failed(
-        outcome=failure.outcome,
-        reason=failure.reason,
-        traceback_text=failure.traceback_text,
-        is_sticky=failure.is_sticky,
-        details=details | ({"is_in_compiler": True} if failure.is_in_compiler else {}),
-        **of_the_worker,
-    )

@@ -21,27 +21,31 @@ import numpy as np
 import torch
 
 from bexplore.engine.protocol.messages import CompareEager, ProbeRequest
-from bexplore.engine.worker.batches import Batches
-from bexplore.engine.worker.block_inputs import mark_inputs, sample_dimensions
+from bexplore.engine.worker.batches import Batches, mark_inputs, sample_dimensions
 from bexplore.engine.worker.compilation import (
+    CompilerCounters,
     Toolchain,
     compile_workload,
     feasible_mode,
     keep_artifacts_in,
     repeated_classes,
 )
-from bexplore.engine.worker.compiler_account import CompilerCounters
 from bexplore.engine.worker.device import bound_memory
-from bexplore.engine.worker.eager_timing import eagerly, time_pairs
-from bexplore.engine.worker.memory_limit import COMPILER_BYTES, DataLimit
-from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_warm_up
+from bexplore.engine.worker.memory_step import MemoryStep, ProbeFacts, StepMemory, needs_no_warm_up
+from bexplore.engine.worker.own_process import COMPILER_BYTES, DataLimit, Placement
 from bexplore.engine.worker.peak_memory import idle_bytes, num_alloc_retries, release_cached_memory
-from bexplore.engine.worker.probe_facts import ProbeFacts
-from bexplore.engine.worker.processors import Placement
-from bexplore.engine.worker.profiling import profile_steps
-from bexplore.engine.worker.step_check import FEWEST_SAMPLES, check_step
+from bexplore.engine.worker.step_checks import FEWEST_SAMPLES, check_step
 from bexplore.engine.worker.steps import BatchMix, Ranks, Steps, len_of, warm_device
-from bexplore.engine.worker.timing import RanPass, Report, SizeTimer, headline, run_pass
+from bexplore.engine.worker.timing import (
+    RanPass,
+    Report,
+    SizeTimer,
+    eagerly,
+    headline,
+    profile_steps,
+    run_pass,
+    time_pairs,
+)
 from bexplore.engine.worker.torch_private import around_compilations
 from bexplore.errors import UserInputError
 from bexplore.job import Mode

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_leaves
 
+from bexplore.engine.worker.own_process import longest_wait_s, waits_s
 from bexplore.engine.worker.peak_memory import storage_bytes
-from bexplore.engine.worker.processors import longest_wait_s, waits_s
 from bexplore.engine.worker.torch_private import zero_in_place
 from bexplore.job import Mode
 from bexplore.workloads import Batch, Workload

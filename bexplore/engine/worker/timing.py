@@ -1,23 +1,46 @@
-"""Timing one size: alone, or interleaved with sizes that ran before."""
+"""Times passes: of a size alone or in rounds with others, compiled beside eager, and under the profiler."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from bexplore.engine.eager_comparison import are_enough
+from bexplore.engine.protocol.messages import CompareEager
 from bexplore.engine.worker.peak_memory import release_cached_memory
-from bexplore.engine.worker.steps import BatchMix, Steps
+from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, BatchMix, Steps, synchronize
+from bexplore.engine.worker.torch_private import recording_memory
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, InterleavedTiming, passes_per_timing
 from bexplore.measurement.probe import Probe, Purpose
+from bexplore.measurement.profile import (
+    BATCH,
+    PASS,
+    PREFIX,
+    STEP,
+    UPDATE,
+    Profile,
+    memory_timeline,
+    profile_of,
+    read_trace,
+)
+from bexplore.measurement.statistics import TIMING_S
 from bexplore.workloads import Batch
 
 Report = Callable[..., None]
+NUM_STEPS = 2
+PASSES_PER_STEP = 2  # so that old and new gradients meet
 
 
 class RanPass(NamedTuple):
@@ -229,3 +252,134 @@ def _back_to_back(ran: Sequence[RanPass]) -> dict[str, list[int]]:
     """Return how many passes each recorded time is the mean of; nothing where each is of one."""
     num_passes = [one.num_passes for one in ran]
     return {"num_back_to_back": num_passes} if max(num_passes) > 1 else {}
+
+
+class Timing(NamedTuple):
+    """Passes of one kind that ran one after another.
+
+    Attributes:
+        num_passes: How many.
+        seconds: Of all of them; where batches of several lengths alternate, as if each had the mean length.
+    """
+
+    num_passes: int
+    seconds: float
+
+    @property
+    def pass_s(self) -> float:
+        """Mean seconds of a pass."""
+        return self.seconds / self.num_passes
+
+
+def eagerly() -> AbstractContextManager[Any]:
+    """Return a context that leaves the compiler out."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def time_pairs(
+    steps: Steps,
+    batch: Batch | BatchMix,
+    request: CompareEager,
+    *,
+    usual_pass_s: float,
+    is_warm: bool,
+    report: Callable[[], None],
+) -> tuple[list[Timing], list[Timing]]:
+    """Time compiled and eager passes in pairs, each pair the other way round than the one before.
+
+    A steady change of the machine's speed affects both alike, and neither always has the other's caches.
+
+    Args:
+        usual_pass_s: About how long a compiled pass takes.
+        is_warm: Whether the first pass of a kind takes what the next ones take.
+
+    Returns:
+        The compiled and the eager timings; as many of both.
+    """
+    num_batches = BatchMix.num_batches(batch)
+    kinds: dict[bool, Callable[[], AbstractContextManager[Any]]] = {False: nullcontext, True: eagerly}
+    last_s, timings, spent_s = dict.fromkeys(kinds, usual_pass_s), {kind: list[Timing]() for kind in kinds}, 0.0
+    for kind, context in kinds.items() if not is_warm else ():
+        with context():
+            last_s[kind] = steps.timed_pass(batch)
+        spent_s += last_s[kind] * num_batches
+
+    def enough() -> bool:
+        compiled_s, eager_s = ([one.pass_s for one in timings[kind]] for kind in kinds)
+        is_spent = spent_s >= request.budget_s
+        return are_enough(compiled_s, eager_s, tolerance=request.tolerance, is_spent=is_spent)
+
+    order = list(kinds)
+    while not enough():
+        for kind in order:
+            with kinds[kind]():
+                timings[kind].append(_timing(steps, batch, last_s[kind]))
+            last_s[kind] = timings[kind][-1].pass_s
+            spent_s += timings[kind][-1].seconds * num_batches
+            report()
+        order.reverse()
+    return timings[False], timings[True]
+
+
+def _timing(steps: Steps, batch: Batch | BatchMix, pass_s: float) -> Timing:
+    """Time passes of which one takes about so many seconds until they have lasted `TIMING_S`, those of all lengths."""
+    num_passes, seconds, num_batches = 0, 0.0, BatchMix.num_batches(batch)
+    while seconds * num_batches < TIMING_S:
+        wanted = math.ceil((TIMING_S / num_batches - seconds) / max(pass_s, 1e-6))
+        together = min(max(1, wanted), MAX_BACK_TO_BACK)
+        pass_s = steps.timed_pass(batch, together)
+        num_passes, seconds = num_passes + together, seconds + together * pass_s
+    return Timing(num_passes, seconds)
+
+
+def profile_steps(
+    steps: Steps,
+    device: torch.device,
+    make_batch: Callable[[], Batch],
+    *,
+    micro_batch_size: int,
+    trace_path: Path,
+    is_training: bool,
+) -> Profile:
+    """Profile steps, write the trace and the record of memory, and return what they show.
+
+    Args:
+        make_batch: Makes a batch of the size, which has run before.
+        trace_path: A JSON file, or one that ends in `.gz`.
+        is_training: Whether updates follow the passes.
+    """
+    is_cuda = device.type == "cuda"
+    stem = trace_path.name.removesuffix(".gz").removesuffix(".json")
+    memory_path = trace_path.with_name(f"{stem}_memory.{'pickle' if is_cuda else 'json'}")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
+    with (
+        recording_memory(memory_path) if is_cuda else contextlib.nullcontext(),
+        profile(activities=activities, profile_memory=True, record_shapes=True) as profiled,
+    ):
+        for _ in range(NUM_STEPS):
+            with record_function(f"{PREFIX}{STEP}"):
+                _run_step(steps, make_batch, is_training=is_training)
+                synchronize(device)
+    profiled.export_chrome_trace(str(trace_path))
+    events = read_trace(trace_path)
+    if not is_cuda:
+        memory_path.write_text(json.dumps(memory_timeline(events)))
+    return profile_of(
+        events,
+        micro_batch_size=micro_batch_size,
+        num_steps=NUM_STEPS,
+        passes_per_step=PASSES_PER_STEP,
+        trace_path=str(trace_path),
+        memory_path=str(memory_path),
+    )
+
+
+def _run_step(steps: Steps, make_batch: Callable[[], Batch], *, is_training: bool) -> None:
+    for number in range(PASSES_PER_STEP):
+        with record_function(f"{PREFIX}{BATCH}"):
+            batch = make_batch()
+        with record_function(f"{PREFIX}{PASS}"):
+            steps.forward_backward(batch, is_last=number == PASSES_PER_STEP - 1)
+    if is_training:
+        with record_function(f"{PREFIX}{UPDATE}"):
+            steps.update()

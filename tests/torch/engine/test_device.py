@@ -15,8 +15,8 @@ from bexplore.config.load import load_config
 from bexplore.engine.protocol.messages import Done, Trace
 from bexplore.engine.worker import device as worker_device
 from bexplore.engine.worker import steps
+from bexplore.engine.worker.context import ALONE
 from bexplore.engine.worker.device import await_memory, bound_memory, device_info, is_nearly_full, resolve_device
-from bexplore.engine.worker.place import ALONE
 from bexplore.engine.worker.server import Server
 from bexplore.errors import UserInputError
 from bexplore.exploration import job as exploration

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bexplore.engine.protocol.messages import CompareEager
-from bexplore.engine.worker.eager_timing import time_pairs
 from bexplore.engine.worker.steps import BatchMix
+from bexplore.engine.worker.timing import time_pairs
 
 PASS_S = 0.05
 

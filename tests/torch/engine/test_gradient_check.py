@@ -10,8 +10,8 @@ import torch
 
 from bexplore.engine.protocol.messages import Failed
 from bexplore.engine.runner import EngineRunner, RunnerSettings
-from bexplore.engine.worker import gradient_check
-from bexplore.engine.worker.gradient_check import GradientEquivalence, compare_gradients
+from bexplore.engine.worker import step_checks
+from bexplore.engine.worker.step_checks import GradientEquivalence, compare_gradients
 from bexplore.job import Job, Mode, Precision
 from bexplore.measurement.probe import Outcome
 from bexplore.workloads import Workload, build
@@ -317,7 +317,7 @@ def test_no_pass_is_larger_than_the_larger_size_and_few_are_run():
 
     compare(dataclasses.replace(workload, forward_backward=watched), 1, 50)
     assert max(sizes) <= 50
-    assert sum(sizes) <= 4 * gradient_check._MOST_SMALL_PASSES
+    assert sum(sizes) <= 4 * step_checks._MOST_SMALL_PASSES
 
 
 def test_a_compiled_model_is_compared_without_compiling_again():

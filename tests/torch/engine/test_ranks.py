@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from bexplore.engine.protocol.messages import OpenStore
-from bexplore.engine.worker.place import Place
+from bexplore.engine.worker.context import Place
 from bexplore.engine.worker.ranks import Membership
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bexplore.engine.worker.step_check import check_step
+from bexplore.engine.worker.step_checks import check_step
 from bexplore.errors import UserInputError
 from bexplore.job import Job
 from bexplore.workloads import build

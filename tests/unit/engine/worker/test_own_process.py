@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bexplore.engine.worker.processors import longest_wait_s
+from bexplore.engine.worker.own_process import longest_wait_s
 
 
 def test_without_an_earlier_reading_no_wait_is_known():

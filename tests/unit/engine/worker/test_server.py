@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from bexplore.engine.protocol.messages import FROM_WORKER, DeviceInfo, receive, send
-from bexplore.engine.worker import server
+from bexplore.engine.worker import context, server
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_what_is_no_message_is_a_value_error(pipe, text):
 def test_what_a_worker_imports_is_left_out_of_later_collections_and_the_collector_goes_on():
     frozen = gc.get_freeze_count()
     try:
-        with server.uncollected():
+        with context.uncollected():
             assert not gc.isenabled()
 
         assert gc.get_freeze_count() > frozen

@@ -10,8 +10,8 @@ import pytest
 
 from bexplore.engine.process.rank_listener import KEY_VARIABLE, LOOPBACK
 from bexplore.engine.protocol.messages import Hello, receive
-from bexplore.engine.worker import place
-from bexplore.engine.worker.place import ALONE, call, placed
+from bexplore.engine.worker import context
+from bexplore.engine.worker.context import ALONE, call, read_place
 
 
 @pytest.mark.parametrize(
@@ -28,17 +28,17 @@ from bexplore.engine.worker.place import ALONE, call, placed
     ],
 )
 def test_each_launcher_gives_a_rank_by_its_own_variables(environment, place):
-    assert placed(environment) == place
+    assert read_place(environment) == place
 
 
 def test_torchrun_inside_of_slurm_goes_before_slurm():
     both = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
-    assert placed(both | {"SLURM_NTASKS": "2"}) == (5, 1, 8)
+    assert read_place(both | {"SLURM_NTASKS": "2"}) == (5, 1, 8)
 
 
 @pytest.mark.promise("a rank's connection ends before its handshake", "the rank calls again")
 def test_a_rank_whose_call_is_cut_off_calls_again(monkeypatch):
-    monkeypatch.setattr(place, "CALL_PERIOD_S", 0.0)
+    monkeypatch.setattr(context, "CALL_PERIOD_S", 0.0)
     monkeypatch.setenv(KEY_VARIABLE, "key")
     heard: list[Hello] = []
 
