@@ -110,5 +110,5 @@ def test_a_noun_that_ends_with_an_s_is_counted_with_es():
 
 
 def test_a_share_is_shown_as_nothing_or_all_only_where_it_is():
-    shares = (0.0, 0.004, 0.25, 0.996, 1.0)
-    assert [format_share(share) for share in shares] == ["0%", "<1%", "25%", ">99%", "100%"]
+    shares = (0.0, 0.004, 0.006, 0.03, 0.25, 0.994, 0.996, 1.0)
+    assert [format_share(share) for share in shares] == ["0%", "<1%", "1%", "3%", "25%", "99%", ">99%", "100%"]

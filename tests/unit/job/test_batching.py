@@ -42,6 +42,10 @@ def test_168_of_337_moves_to_169_under_the_even_rule():
     assert (cut.replica_batch_size, cut.micro_batch_size, cut.accumulation_steps) == (337, 169, 2)
 
 
+def test_of_two_sizes_that_are_equally_near_a_wish_moves_to_the_larger():
+    assert split(133, 1, 25, Divisibility.EVEN).micro_batch_size == 27  # 23 is as near
+
+
 @given(small, small)
 def test_a_wish_moves_to_the_nearest_allowed_size(replica_batch_size, wish):
     if wish > replica_batch_size:

@@ -84,6 +84,17 @@ def test_the_result_counts_outcomes_and_says_peak_headroom_and_saving():
     assert result.memory_saved_bytes >= 0
 
 
+def test_what_stays_free_is_counted_from_the_last_budget_in_force():
+    class Shrinking(CurveRunner):
+        def __call__(self, probe: Probe) -> Observation:
+            budget = (4 if probe.number == 0 else 2) * 2**30
+            return dataclasses.replace(super().__call__(probe), peak_memory_bytes=2**30, memory_budget_bytes=budget)
+
+    result = result_of(Shrinking(lambda size: 1000.0), FEW)
+
+    assert result.memory_headroom_bytes == 2**30
+
+
 class HoldingRunner(CurveRunner):
     """A process that holds 1.4 times what its tensors add, and is judged by it."""
 
