@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import readme_promises, readme_tables
-from bexplore.config.json_schema import json_schema
+from bexplore.config.json_schema import make_schema
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -160,7 +160,7 @@ def _first_line(path: Path) -> str:
 
 def settings() -> str:
     """Every key of the `explore:` section with its default and its meaning."""
-    schema = json_schema()
+    schema = make_schema()
     rows = ["| key | default | meaning |", "|---|---|---|"]
     rows += _rows("", schema["properties"]["explore"]["properties"], schema["$defs"])
     return "\n".join(rows)

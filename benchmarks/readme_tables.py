@@ -12,7 +12,7 @@ from benchmarks.engine_cost import OURS, SWEEP, beats_every_rival, finders, sums
 from benchmarks.search_problems import IN_TURNS
 from benchmarks.search_total_cost import AS_IT_WORKS, EACH_COMPILED
 from bexplore.config.dialects.families import FAMILIES
-from bexplore.config.dialects.family import Keys, launched
+from bexplore.config.dialects.family import Keys, add_launcher
 from bexplore.config.document.values import Values
 from bexplore.measurement.statistics import paired_ratio
 
@@ -224,7 +224,7 @@ def families() -> str:
     started = json.loads((RESULTS / "families.json").read_text())
     for family in FAMILIES.values():
         program = None if family.program is None else family.program(Values({}), 1)
-        words = () if program is None else program.words or launched("torchrun", 1, program.launched)
+        words = () if program is None else program.words or add_launcher("torchrun", 1, program.launched)
         total = _key(family.global_batch_size) or "derived"
         steps = _key(family.accumulation) or "derived"
         usual = f"`{' '.join(words)}`" if words else family.note.replace("|", "/")

@@ -18,12 +18,12 @@ from bexplore.config.dialects.recognition import recognise
 from bexplore.config.document import document
 from bexplore.config.document.document import dotted_path
 from bexplore.config.document.values import Values
-from bexplore.config.document.writer import fragment, values_of, with_value, without_section
+from bexplore.config.document.writer import make_fragment, read_values, with_value, without_section
 from bexplore.config.sections.values import is_integer
-from bexplore.config.sections.variants import has_value, key_path, value_of
+from bexplore.config.sections.variants import find_key_path, get_setting, has_setting
 from bexplore.errors import UserInputError
 from bexplore.exploration.setup import with_loader_lengths
-from bexplore.job import code_digests
+from bexplore.job import digest_code
 from bexplore.job.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
 from bexplore.run import run_directory
 from bexplore.run.result import KeepsBatchSize, RunResult
@@ -271,7 +271,7 @@ def plan_edit(
         answer=answer,
         base_micro_batch_size=result.base_micro_batch_size or 0,
         batch_size_change=None if new_batch_size is None else (config.batch_size or 0, new_batch_size),
-        keeps_section=bool(config.recognised) and "explore" in values_of(changed, source=source),
+        keeps_section=bool(config.recognised) and "explore" in read_values(changed, source=source),
         settings=settings,
     )
 
@@ -297,13 +297,15 @@ def _further(
 def settings_to_write(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a result that the file does not have already, by key of the section `explore`."""
     job = config.job
-    return {key: value for key, value in settings.items() if not has_value(key, job) or value_of(key, job) != value}
+    return {
+        key: value for key, value in settings.items() if not has_setting(key, job) or get_setting(key, job) != value
+    }
 
 
 def _with_setting(text: str, key: str, value: Any, *, source: str) -> str:
     """Return the text with one key of the section `explore`, beside `settings` where it is new."""
-    path, beside = key_path(key), ("explore", "settings")
-    compiling = values_of(text, source=source).get("explore", {}).get("compile")
+    path, beside = find_key_path(key), ("explore", "settings")
+    compiling = read_values(text, source=source).get("explore", {}).get("compile")
     if path[1] != "compile" or compiling is None or isinstance(compiling, dict):
         return with_value(text, path, value, beside=beside, source=source)
     # `compile: true` is short for a mapping.
@@ -336,7 +338,7 @@ def _of_command(config: Config, text: str, micro_batch_size: int, new_batch_size
         ("explore", "replica_batch_size"): new_batch_size // config.num_replicas,
         config.batch_size_path: new_batch_size * _factor(config, "global_batch_size"),
     }
-    values = Values(values_of(text, source=file.name))
+    values = Values(read_values(text, source=file.name))
     for path, number in given.items():
         if values.stands_at(path):
             text = with_value(text, path, number, source=file.name)
@@ -359,12 +361,12 @@ def written_size(config: Config, result: RunResult | KeepsBatchSize) -> int:
 def paste(config: Config, size: int, settings: Mapping[str, Any] | None = None) -> str:
     """Return the lines of YAML that `plan_edit` would write, and their places; empty where the file is unreadable."""
     values = {config.request.path: size}
-    values |= {key_path(key): value for key, value in settings_to_write(config, settings or {}).items()}
+    values |= {find_key_path(key): value for key, value in settings_to_write(config, settings or {}).items()}
     pasted = []
     try:
         text = _read(config.path).decode("utf-8-sig")
         for path, value in values.items():
-            (first, *rest), parent = fragment(text, path, value, source=str(config.path))
+            (first, *rest), parent = make_fragment(text, path, value, source=str(config.path))
             place = f"  # under {dotted_path(parent)}" if parent else ""
             pasted += [f"{first}{place}", *rest]
     except (UserInputError, UnicodeDecodeError):
@@ -438,7 +440,7 @@ def _changes_since(config: Config, meta: Mapping[str, Any], job: Mapping[str, An
         "job": job,
         "environment": {"code": meta.get("environment", {}).get("code", {})},
     }
-    after: dict[str, Any] = {"job": config.job.as_record(), "environment": {"code": code_digests(config.job)}}
+    after: dict[str, Any] = {"job": config.job.as_record(), "environment": {"code": digest_code(config.job)}}
     if config.request.is_search and config.request.position is not None:
         # The part of the search specification that bounds the answer; effort, seed and storage do not.
         bounds: dict[str, Any] = {

@@ -80,7 +80,7 @@ def _trace_variants(tracer: _Tracer, config: Config, micro_batch_sizes: Sequence
     if traced[0].cost_model is None:
         raise tracer.untraceable(config, traced[0].reason)
     models = [
-        (config.of_variant(variant), one.cost_model)
+        (config.with_variant(variant), one.cost_model)
         for variant, one in zip(variants, traced, strict=True)
         if one.cost_model is not None
     ]
@@ -111,7 +111,7 @@ def on_devices(config: Config, num_devices: int) -> Config:
     takes_the_rest = options is not None and options.data_parallel_shard_degree == -1
     if takes_the_rest and parallelism.data_parallel_replicate_degree == 1:
         parallelism = dataclasses.replace(parallelism, data_parallel_shard_degree=num_devices)
-    shared = parallelism.of_ranks(num_devices)
+    shared = parallelism.with_ranks(num_devices)
     if shared.is_replicated_only and shared.tensor_parallel_degree > 1:
         raise UserInputError(
             f"{num_devices} devices are {shared.num_replicas} whole copies of {shared.tensor_parallel_degree} ranks, "

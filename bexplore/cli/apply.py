@@ -23,7 +23,7 @@ from bexplore.cli.options import (
     overrides_of_command,
     refuse_without_command,
 )
-from bexplore.config.sections.variants import name_of
+from bexplore.config.sections.variants import name_settings
 from bexplore.errors import UserInputError
 from bexplore.host.secret_values import hidden
 from bexplore.run.run_directory import open_run
@@ -125,7 +125,7 @@ def apply(
 
 def _show(edit: Edit) -> None:
     answer = edit.answer
-    settings = f" with {name_of(edit.settings)}" if edit.settings else ""
+    settings = f" with {name_settings(edit.settings)}" if edit.settings else ""
     found = (
         "the largest size that fits an emulated device; its speed is not known"
         if answer.relative_performance is None

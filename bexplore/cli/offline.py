@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from bexplore.config.dialects.families import FAMILIES
-from bexplore.config.dialects.recognition import family_named
-from bexplore.config.json_schema import family_schema, json_schema
+from bexplore.config.dialects.recognition import find_family
+from bexplore.config.json_schema import make_family_schema, make_schema
 from bexplore.errors import BexploreError, UserInputError, first_line
 from bexplore.host.logs import log
 from bexplore.job.batching import near_value_message, valid_global_batch_sizes
@@ -201,4 +201,4 @@ def schema(dialect: str | None) -> None:
         for family in FAMILIES.values():
             click.echo(f"{family.name:<18}{family.title:<30}{family.micro_batch_size[0]}")
         return
-    click.echo(json.dumps(json_schema() if dialect is None else family_schema(family_named(dialect)), indent=2))
+    click.echo(json.dumps(make_schema() if dialect is None else make_family_schema(find_family(dialect)), indent=2))

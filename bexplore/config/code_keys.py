@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bexplore.config.document.document import Problems, dotted_path
-from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.document.reader import KeyPath, quote
 
 HINT = "`allow_code=True` if you trust the file"
 IMPORT_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")  # of `explore.workload`
@@ -83,7 +83,7 @@ CODE_KEYS: Mapping[KeyPath, CodeKey] = {
 def refuse_code(section: Mapping[str, Any], problems: Problems) -> None:
     """Note each key of the section `explore` that can run or import something; what it would run is not looked at."""
     for path, key, value in _found(section):
-        name, shown = dotted_path(("explore", *path)), f", {quoted(value)}," if key.is_shown else ","
+        name, shown = dotted_path(("explore", *path)), f", {quote(value)}," if key.is_shown else ","
         problems.error(("explore", *path), f"{name} {key.does}{shown} and `allow_code=False` refuses that", HINT)
 
 

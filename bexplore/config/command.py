@@ -112,7 +112,7 @@ class Command:
     @property
     def shown(self) -> str:
         """The command, quoted for a shell, with its placeholders as they were typed; secrets are masked."""
-        return shown(hidden_words(self.argv))
+        return quote_words(hidden_words(self.argv))
 
     def shown_with(self, *, micro_batch_size: int, accumulation: int | None, num_replicas: int) -> str:
         """Return the command with a size, quoted for a shell; an unknown accumulation stays a placeholder.
@@ -128,7 +128,7 @@ class Command:
             f"{name}={shlex.quote(fill(text, values)) if is_placeholder(text) else MASK}"
             for name, text in self.env.items()
         ]
-        return " ".join([*variables, shown(_filled(hidden_words(self.argv), values))])
+        return " ".join([*variables, quote_words(_filled(hidden_words(self.argv), values))])
 
     def filled(self, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Return the arguments and the variables of one start."""
@@ -217,7 +217,7 @@ def is_script(words: Sequence[str], index: int) -> bool:
     return index > 1 and _SCRIPT_OPTION.fullmatch(words[index - 1]) is not None and any(shells)
 
 
-def shown(words: Sequence[str]) -> str:
+def quote_words(words: Sequence[str]) -> str:
     """Return words quoted for a shell; a placeholder or a masked secret alone asks for no quotes."""
     bare = (_PLACEHOLDER.sub("", one).replace(MASK, "") for one in words)
     return " ".join(one if _is_plain(rest) else shlex.quote(one) for one, rest in zip(words, bare, strict=True))
@@ -231,6 +231,6 @@ def _filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return [(fill_script if is_script(words, index) else fill)(word, values) for index, word in enumerate(words)]
 
 
-def unknown_placeholders(argv: tuple[str, ...]) -> list[str]:
+def find_unknown_placeholders(argv: tuple[str, ...]) -> list[str]:
     """Return the words in braces of a command that are no placeholders."""
     return [name for text in argv for name in _PLACEHOLDER.findall(text) if name not in PLACEHOLDERS]

@@ -16,7 +16,7 @@ from bexplore.config.sections.variants import JobVariant
 from bexplore.errors import UserInputError
 from bexplore.host.secret_values import MASK, hidden, hidden_words
 from bexplore.job import Job, Mode, Precision, device_kind
-from bexplore.job.batching import Divisibility, replica_batch_size_of
+from bexplore.job.batching import Divisibility, divide_among_replicas
 
 __all__ = ["Config", "ExploreSettings", "JobVariant", "Request", "RequestKind"]
 
@@ -169,7 +169,7 @@ class Config:
         if self.batch_size is None:
             return None
         try:
-            return replica_batch_size_of(self.batch_size, self.num_replicas, self.divisibility)
+            return divide_among_replicas(self.batch_size, self.num_replicas, self.divisibility)
         except UserInputError:
             return None
 
@@ -178,7 +178,7 @@ class Config:
         """The ranks that share the memory of this host; torchrun starts all of a job's ranks on it."""
         return self.job.parallelism.num_ranks if self.command is None and self.explore.launcher == "torchrun" else 1
 
-    def of_variant(self, variant: JobVariant) -> Config:
+    def with_variant(self, variant: JobVariant) -> Config:
         """Return the job with the settings of a variant, and nothing further to choose from."""
         return dataclasses.replace(self, job=variant.job, variants=())
 

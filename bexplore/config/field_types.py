@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from bexplore.config.document.document import Problems, dotted_path
-from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.document.reader import KeyPath, quote
 from bexplore.errors import BexploreError, close_match
 from bexplore.host.secret_values import MASK
 from bexplore.job.batching import MAX_SAMPLES
@@ -72,7 +72,7 @@ def _memory(value: Any) -> Any:
     if percent is not None and 0 < percent <= 100:
         return percent / 100
     if isinstance(value, str) and re.fullmatch(r"(0?\.\d+|1(\.0*)?)", value):
-        raise SettingError(f"{quoted(value)} is a text", f"type {value} without quotes for that fraction of the device")
+        raise SettingError(f"{quote(value)} is a text", f"type {value} without quotes for that fraction of the device")
     if _is_number(value) and 1 < value <= 100:
         fraction = f"or {value / 100:g}, that fraction of the device"
         raise SettingError(f"{value:g} has no unit", f'did you mean "{value:g}GiB", {fraction}?')
@@ -106,7 +106,7 @@ def _duration(value: Any) -> Any:
 def _percent(value: Any) -> Any:
     """Refuse a score below 1: it was meant as a fraction of 1."""
     if _in_percent(value) is not None:
-        raise SettingError(f"must be a number, not {quoted(value)}", f"type {value.rstrip('% ')}")
+        raise SettingError(f"must be a number, not {quote(value)}", f"type {value.rstrip('% ')}")
     if _is_number(value) and 0 < value < 1:
         raise SettingError(f"must be out of 100, not {value:g} out of 1", f"did you mean {100 * value:g}?")
     return value
@@ -116,7 +116,7 @@ def _fraction(value: Any) -> Any:
     """Refuse a fraction from 1 to below 100: it was meant in percent."""
     percent = _in_percent(value)
     if percent is not None:
-        raise SettingError(f"must be a number, not {quoted(value)}", f"did you mean {percent / 100:g}?")
+        raise SettingError(f"must be a number, not {quote(value)}", f"did you mean {percent / 100:g}?")
     if _is_number(value) and 1 <= value < 100:
         raise SettingError(f"must be below 1, not {value:g}", f"did you mean {value / 100:g}, {value:g} %?")
     return value
@@ -127,7 +127,7 @@ def _precision(value: Any) -> Any:
     meant = _PRECISIONS.get(str(value).lower())
     if meant is not None:
         words = ", ".join(get_args(_PrecisionWord))
-        raise SettingError(f"must be one of {words}, not {quoted(value)}", f"did you mean {meant}?")
+        raise SettingError(f"must be one of {words}, not {quote(value)}", f"did you mean {meant}?")
     return value
 
 
@@ -143,27 +143,27 @@ def _candidates(value: Any) -> Any:
     is_size = [isinstance(v, int) and not isinstance(v, bool) and 1 <= v <= MAX_SAMPLES for v in _as_list(value)]
     if not is_size or not all(is_size):
         near = close_match(str(value), _CANDIDATE_RULES)
-        rule = f"must be one of {', '.join(_CANDIDATE_RULES)}, or a list of positive integers, not {quoted(value)}"
+        rule = f"must be one of {', '.join(_CANDIDATE_RULES)}, or a list of positive integers, not {quote(value)}"
         raise SettingError(rule, f"did you mean {near}?" if near else "")
     return tuple(sorted(set(value)))
 
 
 def _enabled(value: Any) -> Any:
     if not isinstance(value, bool) and value != "both":
-        raise ValueError(f"must be true, false or both, not {quoted(value)}")
+        raise ValueError(f"must be true, false or both, not {quote(value)}")
     return value
 
 
 def _import_path(value: Any) -> Any:
     if not isinstance(value, str) or not _IMPORT_PATH.fullmatch(value):
-        raise ValueError(f'must be an import path such as "my_model:build", not {quoted(value)}')
+        raise ValueError(f'must be an import path such as "my_model:build", not {quote(value)}')
     return value
 
 
 def _address(value: Any) -> Any:
     match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
     if match is None or int(match[2] or 0) > _LARGEST_PORT:
-        raise ValueError(f'must be an address such as "node1" or "node1:29400", not {quoted(value)}')
+        raise ValueError(f'must be an address such as "node1" or "node1:29400", not {quote(value)}')
     return value
 
 
@@ -248,15 +248,15 @@ def translate(detail: Any, problems: Problems, known_keys: Callable[[KeyPath], S
     elif kind == "literal_error":
         near = close_match(str(value), [word.strip("' ") for word in re.split(", | or ", context["expected"])])
         hint = f"did you mean {near}?" if near else ""
-        problems.error(path, f"{name} must be {context['expected'].replace(chr(39), '')}, not {quoted(value)}", hint)
+        problems.error(path, f"{name} must be {context['expected'].replace(chr(39), '')}, not {quote(value)}", hint)
     elif kind in _NUMBER_RULES:
         bound = next(context[key] for key in ("gt", "ge", "lt", "le") if key in context)
-        problems.error(path, f"{name} must be {_NUMBER_RULES[kind]} {bound:g}, not {quoted(value)}")
+        problems.error(path, f"{name} must be {_NUMBER_RULES[kind]} {bound:g}, not {quote(value)}")
     elif kind in _KIND_RULES:
-        problems.error(path, f"{name} must be {_KIND_RULES[kind]}, not {quoted(value)}")
+        problems.error(path, f"{name} must be {_KIND_RULES[kind]}, not {quote(value)}")
     elif kind == "value_error":
         text = str(context["error"])
         joined = f"{name} {text}" if text.startswith("must ") else f"{name}: {text}"
         problems.error(path, joined, getattr(context["error"], "hint", ""))
     else:
-        problems.error(path, f"{name}: {detail['msg']}, not {quoted(value)}")
+        problems.error(path, f"{name}: {detail['msg']}, not {quote(value)}")

@@ -16,7 +16,7 @@ _DESCRIPTIONS = {
 }
 
 
-def json_schema() -> dict[str, Any]:
+def make_schema() -> dict[str, Any]:
     """Return a JSON Schema of the file for editors: `explore` in full, of other sections the keys that are read."""
     explore = ExploreSettings.model_json_schema()
     definitions = explore.pop("$defs", {}) | {"MicroBatchSize": _micro_batch_size_schema()}
@@ -44,9 +44,9 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def family_schema(family: Family) -> dict[str, Any]:
+def make_family_schema(family: Family) -> dict[str, Any]:
     """Return a JSON Schema for editors; keys that bexplore does not read are allowed."""
-    whole = json_schema()
+    whole = make_schema()
     properties: dict[str, Any] = {"explore": whole["properties"]["explore"]}
     _place(properties, family.micro_batch_size, {"$ref": "#/$defs/MicroBatchSize"})
     for name, description in _DESCRIPTIONS.items():

@@ -12,7 +12,7 @@ from bexplore.config.dialects.cerebras import load as cerebras
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
 from bexplore.config.document import document
 from bexplore.config.document.document import Document, Override, Problems
-from bexplore.config.document.reader import quoted
+from bexplore.config.document.reader import quote
 from bexplore.config.document.values import Values
 from bexplore.errors import UserInputError, close_match
 from bexplore.host.secret_values import remember_given
@@ -90,7 +90,7 @@ def _refuse_unknown_section(override: Override, sections: list[str]) -> None:
     if name not in sections and name not in _SECTIONS:
         near = close_match(name, [*sections, *_SECTIONS])
         hint = f"did you mean {near}?" if near else f"sections: {', '.join(dict.fromkeys([*sections, 'explore']))}"
-        raise UserInputError(f"{override.source}: the file has no section {quoted(name)}", hint=hint)
+        raise UserInputError(f"{override.source}: the file has no section {quote(name)}", hint=hint)
 
 
 def _notice_misspelt_sections(problems: Problems, sections: Sequence[str]) -> str:
@@ -99,13 +99,13 @@ def _notice_misspelt_sections(problems: Problems, sections: Sequence[str]) -> st
     for key in problems.document.values:
         near = close_match(key, sections, cutoff=_NEAR_SECTION)
         if key not in sections and near is not None and near not in problems.document.values:
-            guess = f"did you mean {quoted(near)} by {quoted(key)}?"
+            guess = f"did you mean {quote(near)} by {quote(key)}?"
             if near == "explore":  # no other program reads this section: its settings would be lost
-                problems.error((key,), f"the section {quoted(key)} is not read", f"did you mean {quoted(near)}?")
+                problems.error((key,), f"the section {quote(key)} is not read", f"did you mean {quote(near)}?")
                 continue
-            problems.warn((key,), f"the section {quoted(key)} is not read; did you mean {quoted(near)}?")
+            problems.warn((key,), f"the section {quote(key)} is not read; did you mean {quote(near)}?")
     return guess
 
 
 def _names(values: dict[str, object]) -> str:
-    return ", ".join(quoted(name) for name in list(values)[:6]) + (", ..." if len(values) > 6 else "")
+    return ", ".join(quote(name) for name in list(values)[:6]) + (", ..." if len(values) > 6 else "")

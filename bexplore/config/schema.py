@@ -22,7 +22,7 @@ from pydantic import (
 
 from bexplore.config.code_keys import refuse_code
 from bexplore.config.document.document import Problems, dotted_path
-from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.field_types import (
     Address,
     Candidates,
@@ -139,7 +139,7 @@ def _texts(value: Any) -> Any:
 
 def _settings(value: Any) -> Any:
     if value is not None and value != "auto" and not isinstance(value, dict):
-        raise ValueError(f"must be auto, or a mapping of settings to lists of values, not {quoted(value)}")
+        raise ValueError(f"must be auto, or a mapping of settings to lists of values, not {quote(value)}")
     return value
 
 
@@ -585,7 +585,7 @@ def read_settings(
         effort: Effort where the section has none.
     """
     if section is not None and not isinstance(section, dict):
-        problems.error(("explore",), f"explore must be a mapping of settings, not {quoted(section)}")
+        problems.error(("explore",), f"explore must be a mapping of settings, not {quote(section)}")
     values = {"effort": effort} | section if isinstance(section, dict) else {"effort": effort}
     if not allow_code:
         refuse_code(values, problems)

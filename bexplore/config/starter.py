@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bexplore.config.command import PLACEHOLDERS, shown
+from bexplore.config.command import PLACEHOLDERS, quote_words
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
 from bexplore.config.document import document
 from bexplore.config.document.document import Problems, dotted_path
@@ -222,7 +222,7 @@ def from_command(words: Sequence[str], *, target: Path | None = None) -> Starter
 def _fill_command_file(words: Sequence[str], *, replica_batch_size: int | None = None) -> str:
     samples = f"  replica_batch_size: {replica_batch_size}  # samples of one optimizer step{_OF_REPLICA}\n"
     return _COMMAND_FILE.format(
-        command=_quote_for_yaml(shown(words)),
+        command=_quote_for_yaml(quote_words(words)),
         writes="" if "output_dir" in _placeholders_in(words) else _WRITES,
         replica_batch_size="" if replica_batch_size is None else samples,
     )

@@ -93,7 +93,7 @@ def observe(config: Config, setup: Setup, wanted: Guarded) -> Observed:
     Its settings count where one of the configuration's variants has them.
     """
     variant = next((one for one in config.variants if dict(one.values) == dict(wanted.settings) != {}), None)
-    config = config if variant is None else config.of_variant(variant)
+    config = config if variant is None else config.with_variant(variant)
     setup.say(f"tracing {config.path.name}" + (f" with {variant.name}" if variant else ""))
     needs_device = Tier.SAME_TOOLCHAIN in setup.tiers
     kind = config.job.device if needs_device else "cpu"

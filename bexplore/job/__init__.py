@@ -7,8 +7,8 @@ from bexplore.job.job import (
     Parallelism,
     Precision,
     TorchSettings,
-    code_digests,
     device_kind,
+    digest_code,
 )
 
 __all__ = [
@@ -18,6 +18,6 @@ __all__ = [
     "Parallelism",
     "Precision",
     "TorchSettings",
-    "code_digests",
     "device_kind",
+    "digest_code",
 ]

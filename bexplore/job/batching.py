@@ -93,7 +93,7 @@ def is_even_split(replica_batch_size: int, micro_batch_size: int) -> bool:
     return -(-replica_batch_size // accumulation_steps) == micro_batch_size
 
 
-def replica_batch_size_of(global_batch_size: int, num_replicas: int, rule: Divisibility = Divisibility.STRICT) -> int:
+def divide_among_replicas(global_batch_size: int, num_replicas: int, rule: Divisibility = Divisibility.STRICT) -> int:
     """Return the samples of one replica in a step: the exact share (strict) or the largest one (even).
 
     Raises:
@@ -126,7 +126,7 @@ def split(
         UserInputError: The three numbers do not fit together under the rule; the hint names the nearest that do.
     """
     _require_positive(micro_batch_size, "micro_batch_size")
-    replica_batch_size = replica_batch_size_of(global_batch_size, num_replicas, rule)
+    replica_batch_size = divide_among_replicas(global_batch_size, num_replicas, rule)
     if micro_batch_size > replica_batch_size:
         raise UserInputError(
             f"micro_batch_size {micro_batch_size} is above the {replica_batch_size} samples that one replica has "

@@ -157,7 +157,7 @@ class Parallelism:
         """Whether passes differ: only the last one of a step reduces gradients."""
         return self.num_replicas > 1 and self.gradient_sync == "last"
 
-    def of_ranks(self, num_ranks: int) -> Parallelism:
+    def with_ranks(self, num_ranks: int) -> Parallelism:
         """Return the same on another number of ranks: the outermost data-parallel degree takes the difference.
 
         Raises:
@@ -300,7 +300,7 @@ _LEFT_OUT = (
 _PLAIN = Job(workload="")
 
 
-def code_digests(job: Job) -> dict[str, str]:
+def digest_code(job: Job) -> dict[str, str]:
     """Return sixteen hexadecimal digits of each file of the user's own code beside the configuration.
 
     Only the modules in the job's import paths are read, and none is imported; a change elsewhere shows in the trace.

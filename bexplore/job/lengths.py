@@ -86,7 +86,7 @@ class Lengths:
     source: str = field(default="", compare=False)
 
     @classmethod
-    def of_samples(
+    def from_samples(
         cls, lengths: Sequence[int] | Integers, weights: Sequence[float] | None = None, **fields: Any
     ) -> Lengths:
         """Return the distribution of lengths, one a sample or with weights.
@@ -106,7 +106,7 @@ class Lengths:
         """Return the distribution of samples that are cut off behind a length."""
         if self.values[-1] <= longest:
             return self
-        cut = Lengths.of_samples([min(value, longest) for value in self.values], self.weights)
+        cut = Lengths.from_samples([min(value, longest) for value in self.values], self.weights)
         return dataclasses.replace(self, values=cut.values, weights=cut.weights)
 
     @property

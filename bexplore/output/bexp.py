@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
-from bexplore.config.sections.variants import name_of
+from bexplore.config.sections.variants import name_settings
 from bexplore.measurement.probe import Observation
 from bexplore.output.event_files import AppendFile
 from bexplore.run.events import (
@@ -157,7 +157,7 @@ def _predicted(variant: TracedSettings) -> str:
 def probe_sentence(event: ProbeFinished) -> str:
     """Return the outcome of a probe in one line."""
     observation = event.observation
-    settings = name_of(observation.details.get("settings", {}))
+    settings = name_settings(observation.details.get("settings", {}))
     program = f"{settings}, {observation.program_name}" if settings else observation.program_name
     head = f"probe {observation.probe.number}: size {observation.micro_batch_size}, {program}"
     tail = f"in {format_seconds(observation.elapsed_s)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bexplore.config.sections.variants import ARGUMENT, name_of
+from bexplore.config.sections.variants import ARGUMENT, name_settings
 from bexplore.run.result import RunResult
 from bexplore.run.settings_result import FrontPoint
 from bexplore.units import format_bytes
@@ -16,7 +16,7 @@ def settings_words(result: RunResult) -> str:
     """Return the settings that belong to the recommended size, for its headline; empty for a job with one variant."""
     if not result.settings:
         return ""
-    return f" with {name_of(result.settings)}" if result.variant else " with the file's own settings"
+    return f" with {name_settings(result.settings)}" if result.variant else " with the file's own settings"
 
 
 def base_words(result: RunResult) -> str:
@@ -33,7 +33,7 @@ def settings_sentences(result: RunResult) -> Iterator[str]:
     if not result.variant:
         yield "the file's own are the fastest that fit"
         return
-    yield f"set {name_of(result.settings)}: {_gain(result)}"
+    yield f"set {name_settings(result.settings)}: {_gain(result)}"
     if result.changes_training:
         yield f"this changes the training: {', '.join(result.changes_training)}, as explore.settings allows"
     arguments = [key.removeprefix(ARGUMENT) for key in result.settings if key.startswith(ARGUMENT)]
@@ -46,7 +46,7 @@ def front_table(result: RunResult, tolerance: float) -> list[str]:
     points = shown_points(result, tolerance)
     if not result.settings or not points:
         return []
-    names = [name_of(point.settings) for point in points]
+    names = [name_settings(point.settings) for point in points]
     width = max(map(len, names))
     rows = [
         f"  {name:<{width}}  {point.micro_batch_size:>5}  {format_bytes(point.peak_memory_bytes):>11}  "

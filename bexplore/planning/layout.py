@@ -113,7 +113,7 @@ def lay_out(costs: StepCosts, request: PlanRequest, network: NetworkFigures | No
         )
     tensor = of_replica // stages
     parallelism = dataclasses.replace(costs.parallelism, tensor_parallel_degree=tensor)
-    parallelism = parallelism.of_ranks(devices.number // stages)
+    parallelism = parallelism.with_ranks(devices.number // stages)
     return Layout(costs=costs, request=request, network=network, devices=devices, parallelism=parallelism)
 
 

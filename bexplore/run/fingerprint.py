@@ -16,7 +16,7 @@ from bexplore.config.config import Config, JobVariant
 from bexplore.config.schema import EFFORTS, TRAINING_TIME_S
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
 from bexplore.host.secret_values import hidden, hidden_record
-from bexplore.job import Mode, code_digests
+from bexplore.job import Mode, digest_code
 from bexplore.measurement.probe import Compilation
 from bexplore.search.posterior.posterior import ENGINE_VERSION
 from bexplore.search.settings import SearchSettings
@@ -55,7 +55,7 @@ class Fingerprint:
             "accelerator": f"emulated {name}" if (name := self.config.explore.device_name) else accelerator_name(),
             "threads": os.environ.get("OMP_NUM_THREADS", "") or str(num_usable_processors()),
             "engine": str(ENGINE_VERSION),
-            "code": code_digests(self.config.job),
+            "code": digest_code(self.config.job),
         }
 
     def search_specification(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from bexplore.cli.apply import apply
 from bexplore.cli.options import Common
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
-from bexplore.job import code_digests
+from bexplore.job import digest_code
 from bexplore.run import run_directory
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
@@ -48,7 +48,7 @@ def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config
     config = config or load_config(path)
     meta = {
         "job": config.job.as_record(),
-        "environment": {"code": code_digests(config.job), "processor": "another machine's"},
+        "environment": {"code": digest_code(config.job), "processor": "another machine's"},
         "search_specification": {
             "minimum": config.minimum,
             "maximum": config.maximum,

@@ -17,15 +17,15 @@ from bexplore.config.command import (
     Command,
     CommandFile,
     FileKey,
+    find_unknown_placeholders,
     is_placeholder,
     is_script,
-    unknown_placeholders,
 )
 from bexplore.config.config import Config, Request, RequestKind
-from bexplore.config.dialects.family import LAUNCHERS, Numbers, launched
+from bexplore.config.dialects.family import LAUNCHERS, Numbers, add_launcher
 from bexplore.config.dialects.recognition import FamilyFile
 from bexplore.config.document.document import Document, Problems, dotted_path
-from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.document.writer import without_section
 from bexplore.config.schema import ExploreSettings, read_settings
 from bexplore.config.sections.values import is_integer, read_bounds
@@ -117,7 +117,7 @@ def _refuse_other_settings(problems: Problems, settings: ExploreSettings) -> Non
     if settings.launcher is not None and settings.launcher not in LAUNCHERS:
         near = close_match(settings.launcher, LAUNCHERS)
         hint = f"did you mean {near}?" if near else f"known here: {', '.join(LAUNCHERS)}"
-        problems.error(("explore", "launcher"), f"{quoted(settings.launcher)} is no launcher of a command", hint)
+        problems.error(("explore", "launcher"), f"{quote(settings.launcher)} is no launcher of a command", hint)
 
 
 def _read_numbers(settings: ExploreSettings, own: FamilyFile | None, written_size: Any) -> Numbers:
@@ -170,7 +170,7 @@ def _find_usual_command(
             f"remove it; the command is: {' '.join(program.words)}",
         )
         return program.words
-    return launched(launcher or "torchrun", num_processes, program.launched)
+    return add_launcher(launcher or "torchrun", num_processes, program.launched)
 
 
 def _make_job(command: Command, numbers: Numbers, own: FamilyFile | None, document: Document) -> Job:
@@ -373,7 +373,7 @@ def _check_command(problems: Problems, command: Command, own: FamilyFile | None)
         problems.error(own.size_path if own else (), "there is no command that trains with this file", note)
         return
     used = command.placeholders
-    for name in unknown_placeholders(command.argv):
+    for name in find_unknown_placeholders(command.argv):
         near = close_match(name, PLACEHOLDERS, cutoff=0.75)
         if near is not None:
             problems.error(place, f"{{{name}}} is no placeholder", f"did you mean {{{near}}}?")

@@ -174,7 +174,7 @@ class Family:
 LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed", "srun")
 
 
-def launched(launcher: str, num_processes: int, program: tuple[str, ...]) -> tuple[str, ...]:
+def add_launcher(launcher: str, num_processes: int, program: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words that start a program on one host.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.family import Family, Keys, Numbers, Remainder
 from bexplore.config.document.document import Document, Problems, dotted_path
-from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.document.values import Values
 from bexplore.config.sections.values import as_number, is_integer, is_number
 from bexplore.errors import UserInputError, close_match
@@ -69,13 +69,13 @@ def recognise(document: Document, *, dialect: str | None = None) -> tuple[Family
     """
     values, suffix = Values(document.values), document.path.suffix.lower()
     if dialect is not None:
-        family = family_named(dialect)
+        family = find_family(dialect)
         return family, family.evidence(values, suffix)
     found = ((family, family.evidence(values, suffix)) for family in FAMILIES.values())
     return next(((family, evidence) for family, evidence in found if evidence), None)
 
 
-def family_named(name: Any) -> Family:
+def find_family(name: Any) -> Family:
     """Return the family of a name.
 
     Raises:
@@ -85,7 +85,7 @@ def family_named(name: Any) -> Family:
     if family is None:
         near = close_match(str(name), FAMILIES)
         hint = f"did you mean {near}?" if near else f"one of {', '.join(FAMILIES)}"
-        raise UserInputError(f"explore.dialect: there is no family {quoted(name)}", hint=hint)
+        raise UserInputError(f"explore.dialect: there is no family {quote(name)}", hint=hint)
     return family
 
 
@@ -114,11 +114,11 @@ def _number(problems: Problems, family: Family, values: Values, path: KeyPath | 
     value = as_number(value)
     if isinstance(value, str):
         if value not in _WORDS and "${" not in value:
-            problems.error(path, f"{dotted_path(path)} must be a positive integer, not {quoted(value)}")
+            problems.error(path, f"{dotted_path(path)} must be a positive integer, not {quote(value)}")
         return None
     if is_number(value) and value == int(value) and 1 <= value <= MAX_SAMPLES:
         return int(value)
-    problems.error(path, f"{dotted_path(path)} must be a positive integer, not {quoted(value)}")
+    problems.error(path, f"{dotted_path(path)} must be a positive integer, not {quote(value)}")
     return None
 
 

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.document import toml
-from bexplore.config.document.reader import MAX_DEPTH, KeyPath, Position, YamlReader, kind_of, quoted, read_yaml, shown
+from bexplore.config.document.reader import (
+    MAX_DEPTH,
+    KeyPath,
+    Position,
+    YamlReader,
+    name_kind,
+    quote,
+    read_yaml,
+    show,
+)
 from bexplore.errors import UserInputError, close_match, printable
 from bexplore.host.secret_values import MASK, hidden
 
@@ -89,7 +98,7 @@ class Document:
         for depth, key in enumerate(path):
             if not isinstance(container, dict | list if isinstance(key, int) else dict):
                 place = dotted_path(path[:depth])
-                raise UserInputError(f"{override.source}: {place} is {kind_of(container)}, not a mapping")
+                raise UserInputError(f"{override.source}: {place} is {name_kind(container)}, not a mapping")
             if depth == len(path) - 1:
                 _assign(container, key, override.value)
             elif _child(container, key) is None:
@@ -112,7 +121,7 @@ class Document:
                 key, used = _mapping_step(value or {}, parts)
                 self._notice_new_key(value or {}, key, path, override)
             else:
-                raise UserInputError(f"{override.source}: {dotted_path(path)} is {kind_of(value)}, not a mapping")
+                raise UserInputError(f"{override.source}: {dotted_path(path)} is {name_kind(value)}, not a mapping")
             if key is None:
                 raise UserInputError(f'{override.source}: the list {dotted_path(path)} has no element "{parts[0]}"')
             path.append(key)
@@ -127,7 +136,7 @@ class Document:
         near = close_match(key, container, cutoff=_NEAR_KEY)
         if key not in container and near and path[:1] != ["explore"]:
             section = dotted_path(path) or "the file"
-            self.warnings.append(f"{override.source}: {quoted(key)} is new in {section}; did you mean {quoted(near)}?")
+            self.warnings.append(f"{override.source}: {quote(key)} is new in {section}; did you mean {quote(near)}?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,14 +163,12 @@ class Override:
         dotted, equals, written = text.partition("=")
         if dotted.count(".") >= MAX_DEPTH:
             raise UserInputError(
-                f"--set {quoted(dotted)} names {dotted.count('.') + 1} levels of keys; {MAX_DEPTH} are the most"
+                f"--set {quote(dotted)} names {dotted.count('.') + 1} levels of keys; {MAX_DEPTH} are the most"
             )
         parts = tuple(part.strip() for part in dotted.split("."))
         if not equals or not all(parts):
-            raise UserInputError(
-                f'--set needs key=value, not "{shown(hidden(text))}"', hint="type --set explore.seed=1"
-            )
-        source = f"--set {shown(_without_values(dotted, written))}"
+            raise UserInputError(f'--set needs key=value, not "{show(hidden(text))}"', hint="type --set explore.seed=1")
+        source = f"--set {show(_without_values(dotted, written))}"
         return cls(parts=parts, value=YamlReader(source).read(written), source=source)
 
 
@@ -236,7 +243,7 @@ def read(path: Path) -> Document:
     if values is None:
         raise UserInputError(f"{path} is empty", hint="start from an example: bexplore init --example quickstart")
     if not isinstance(values, dict):
-        raise UserInputError(f"{path}:1: the top level must be a mapping of sections, not {kind_of(values)}")
+        raise UserInputError(f"{path}:1: the top level must be a mapping of sections, not {name_kind(values)}")
     return Document(path=path, values=copy.deepcopy(values), positions=dict(positions), warnings=list(warnings))
 
 

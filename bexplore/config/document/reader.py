@@ -65,7 +65,7 @@ class Position:
     override: str = ""
 
 
-def kind_of(value: Any) -> str:
+def name_kind(value: Any) -> str:
     """Name the kind of a value in the words of YAML."""
     if value is None:
         return "null"
@@ -80,7 +80,7 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def shown(value: Any) -> str:
+def show(value: Any) -> str:
     """Return a value as messages show it: on one line, and not too long."""
     if isinstance(value, dict):
         text = "{...}" if value else "{}"
@@ -94,12 +94,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
-def quoted(value: Any) -> str:
-    """Return `shown(value)`, with quotation marks around a text."""
-    return f'"{shown(value)}"' if isinstance(value, str) else shown(value)
+def quote(value: Any) -> str:
+    """Return `show(value)`, with quotation marks around a text."""
+    return f'"{show(value)}"' if isinstance(value, str) else show(value)
 
 
-def line_break(text: str) -> str:
+def find_line_break(text: str) -> str:
     """Return the line break of a text: its first."""
     found = LINE_BREAK.search(text)
     return found[0] if found else "\n"
@@ -133,7 +133,7 @@ class YamlReader:
         except YAMLError as error:
             raise self._syntax_error(error) from None
         except _PARSER_BUGS as error:
-            raise UserInputError(f"{self.source} is not YAML: {shown(str(error))}") from None
+            raise UserInputError(f"{self.source} is not YAML: {show(str(error))}") from None
         return value
 
     def _read_value(self, event: Any, path: KeyPath) -> tuple[Any, tuple[int, int]]:
@@ -211,13 +211,13 @@ class YamlReader:
                 self.positions = own
             for one in value if isinstance(value, list) else [value]:
                 if not isinstance(one, dict):
-                    raise self._error(event, f"<< merges mappings, not {kind_of(one)}")
+                    raise self._error(event, f"<< merges mappings, not {name_kind(one)}")
                 yield one, positions
 
     def _repeat(self, event: AliasEvent, path: KeyPath) -> Any:
         """Return a copy of the value that an alias repeats: an override of one place must not change the other."""
         if event.anchor not in self._anchors:
-            raise self._error(event, f"the alias *{shown(event.anchor)} repeats a value that is not there")
+            raise self._error(event, f"the alias *{show(event.anchor)} repeats a value that is not there")
         value, positions, place = self._anchors[event.anchor]
         inside = {one: position for one, position in positions.items() if one[: len(place)] == place and one != place}
         self._num_values += len(inside)
@@ -231,18 +231,18 @@ class YamlReader:
         try:
             return resolve_plain(event.value)
         except OverflowError:
-            raise self._error(event, f"the number {shown(event.value)} is too large") from None
+            raise self._error(event, f"the number {show(event.value)} is too large") from None
 
     def _check_same(self, event: ScalarEvent, first: Any, second: Any, earlier: Position) -> None:
-        twice = f"the key {quoted(event.value)} stands twice, with"
+        twice = f"the key {quote(event.value)} stands twice, with"
         if repr(first) != repr(second):
-            raise self._error(event, f"{twice} {quoted(first)} (line {earlier.line}) and {quoted(second)}")
+            raise self._error(event, f"{twice} {quote(first)} (line {earlier.line}) and {quote(second)}")
         self.warnings.append(f"{self._where(event.start_mark.line + 1)}: {twice} the same value")
 
     def _check_tag(self, event: Any) -> None:
         tag = str(event.tag or "!")
         if tag != "!" and tag not in _CORE_TAGS:
-            raise self._error(event, f"the tag {shown(tag)} is refused: a configuration holds plain values only")
+            raise self._error(event, f"the tag {show(tag)} is refused: a configuration holds plain values only")
 
     def _count(self, event: Event) -> None:
         self._num_values += 1
@@ -260,7 +260,7 @@ class YamlReader:
         problem = getattr(error, "problem", None) or getattr(error, "context", None) or str(error).partition("\n")[0]
         where = self.source if mark is None else self._where(mark.line + 1)
         hint = "indent with spaces, not with tabs" if "\\t" in str(problem) or "\t" in str(problem) else ""
-        return UserInputError(f"{where}: not YAML: {shown(str(problem))}", hint=hint)
+        return UserInputError(f"{where}: not YAML: {show(str(problem))}", hint=hint)
 
 
 @functools.lru_cache(maxsize=4)  # a text is loaded, written to key by key, and checked: each is read once

@@ -15,7 +15,7 @@ from tomlkit.container import Container
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AbstractTable, AoT, Item
 
-from bexplore.config.document.reader import KeyPath, Position, shown
+from bexplore.config.document.reader import KeyPath, Position, show
 from bexplore.config.document.values import is_edit_of
 from bexplore.errors import UserInputError
 
@@ -36,7 +36,7 @@ def read(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, Position
     except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits, an impossible date
         place = _PLACE.search(str(error))
         where = f"{source}:{place[1]}" if place is not None and place[1] else source
-        raise UserInputError(f"{where}: not TOML: {shown(_PLACE.sub('', str(error)).strip())}") from None
+        raise UserInputError(f"{where}: not TOML: {show(_PLACE.sub('', str(error)).strip())}") from None
 
 
 def with_value(text: str, path: KeyPath, value: Any, *, source: str) -> str:

@@ -28,7 +28,7 @@ def has_reference(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def followed(text: str, values: Mapping[str, Any], path: KeyPath) -> Any:
+def follow_references(text: str, values: Mapping[str, Any], path: KeyPath) -> Any:
     """Return what a text means; the text itself where a reference leads nowhere.
 
     A text that is one reference has the value's own type. Inner references are replaced before outer ones, and one that
@@ -133,7 +133,7 @@ class Values:
         value: Any = self.values
         for key in path:
             value = value[key]
-        return followed(value, self.values, path) if has_reference(value) else value
+        return follow_references(value, self.values, path) if has_reference(value) else value
 
 
 def paths_below(value: Any, path: KeyPath) -> Iterator[KeyPath]:
@@ -163,7 +163,7 @@ def _path(values: Any, parts: tuple[str, ...]) -> KeyPath | None:
 def is_edit_of(before: Any, after: Any, path: KeyPath, value: Any) -> bool:
     """Return whether two files' values differ by the value at a path alone, whatever the order of their keys."""
     try:
-        return bool(comparable(after) == comparable(_with(before, path, value)))
+        return bool(as_comparable(after) == as_comparable(_with(before, path, value)))
     except (TypeError, AttributeError):  # the path leads through a value that holds no others
         return False
 
@@ -179,8 +179,8 @@ def _with(values: Any, path: KeyPath, value: Any) -> Any:
     return {**(values or {}), key: _with((values or {}).get(key), rest, value)}
 
 
-def comparable(value: Any) -> Any:
+def as_comparable(value: Any) -> Any:
     """Return the value with mappings as sets of pairs, numbers of another type unequal, and NaN equal to itself."""
     if isinstance(value, dict):
-        return frozenset((key, comparable(inner)) for key, inner in value.items())
-    return tuple(comparable(inner) for inner in value) if isinstance(value, list) else repr(value)
+        return frozenset((key, as_comparable(inner)) for key, inner in value.items())
+    return tuple(as_comparable(inner) for inner in value) if isinstance(value, list) else repr(value)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from bexplore.config.document import toml
-from bexplore.config.document.reader import LINE_BREAK, KeyPath, Position, line_break, read_yaml
-from bexplore.config.document.values import comparable, is_edit_of
+from bexplore.config.document.reader import LINE_BREAK, KeyPath, Position, find_line_break, read_yaml
+from bexplore.config.document.values import as_comparable, is_edit_of
 from bexplore.errors import UserInputError
 
 _ANCHOR = re.compile(r"&\S+\s*")
@@ -57,12 +57,12 @@ def without_section(text: str, name: str, *, source: str) -> str:
     Raises:
         UserInputError: Other values would change too: they repeat parts of the section, say.
     """
-    before = values_of(text, source=source)
+    before = read_values(text, source=source)
     if name not in before:
         return text
     try:
         after = _cut(text, name, source)
-        is_same = comparable(values_of(after, source=source) or {}) == comparable(
+        is_same = as_comparable(read_values(after, source=source) or {}) == as_comparable(
             {key: value for key, value in before.items() if key != name}
         )
     except UserInputError:
@@ -72,7 +72,7 @@ def without_section(text: str, name: str, *, source: str) -> str:
     return after
 
 
-def values_of(text: str, *, source: str) -> Any:
+def read_values(text: str, *, source: str) -> Any:
     """Return the values of a text, which are shared: nobody changes them.
 
     Raises:
@@ -97,7 +97,7 @@ def _cut(text: str, name: str, source: str) -> str:
     return before.rstrip().removesuffix(",").rstrip() + after
 
 
-def fragment(text: str, path: KeyPath, value: Scalar, *, source: str) -> tuple[list[str], KeyPath]:
+def make_fragment(text: str, path: KeyPath, value: Scalar, *, source: str) -> tuple[list[str], KeyPath]:
     """Return the YAML lines to write for a value at a path, and the path of what they belong under.
 
     Raises:
@@ -147,7 +147,7 @@ def _grown(
     index = starts.get(beside, min(starts.values()))
     if text.startswith("{", own[0]):
         return f"{text[:index]}{_entry(text, rest, value)}, {text[index:]}"
-    indented = line_break(text) + " " * (index - _start_of_line(text, index))
+    indented = find_line_break(text) + " " * (index - _start_of_line(text, index))
     return text[:index] + "".join(line + indented for line in _block(text, rest, value)) + text[index:]
 
 
@@ -160,7 +160,7 @@ def _appended(text: str, last: Position, rest: KeyPath, value: Scalar, *, flow: 
     dash = text.rfind("-", 0, start)
     rest_of_line = LINE_BREAK.search(text, end)
     index = rest_of_line.start() if rest_of_line else len(text)
-    indented = line_break(text) + " " * (dash - _start_of_line(text, dash))
+    indented = find_line_break(text) + " " * (dash - _start_of_line(text, dash))
     return text[:index] + "".join(indented + line for line in _block(text, rest, value)) + text[index:]
 
 

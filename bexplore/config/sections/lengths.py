@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bexplore.config.document.document import Problems
-from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.field_types import MAX_TOKENS
 from bexplore.config.schema import ExploreSettings, LengthsOptions
 from bexplore.host.json_files import parse_json
@@ -66,7 +66,7 @@ def give_lengths(
     """
     options = settings.lengths
     assert options is not None
-    lengths = Lengths.of_samples(
+    lengths = Lengths.from_samples(
         samples,
         weights,
         collation=Collation.TOKENS if in_tokens and options.padding != "packed" else Collation(options.padding),
@@ -136,7 +136,7 @@ def _read(problems: Problems, options: LengthsOptions) -> tuple[Integers, list[f
         return _of_file(path), None
     except (OSError, ValueError, TypeError, EOFError, AttributeError, RecursionError) as error:  # of any broken file
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        problems.error((*_KEY, "file"), f"cannot read lengths from {quoted(str(options.file))}: {reason}")
+        problems.error((*_KEY, "file"), f"cannot read lengths from {quote(str(options.file))}: {reason}")
         return None
 
 
@@ -159,7 +159,7 @@ def _of_file(path: Path) -> Integers:
         words = re.split(r"[\s,;]+", path.read_text().strip())
         wrong = next((word for word in words if not (word.isascii() and word.isdecimal())), None)
         if wrong is not None:
-            raise ValueError(f"{quoted(wrong)} is no number of tokens")
+            raise ValueError(f"{quote(wrong)} is no number of tokens")
         found = np.asarray([int(word) for word in words])
     if found.ndim != 1 or not len(found) or not np.issubdtype(found.dtype, np.number) or np.iscomplexobj(found):
         raise ValueError("it holds no list of numbers")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from bexplore.config.document.document import Problems
-from bexplore.config.document.reader import KeyPath, kind_of, quoted
+from bexplore.config.document.reader import KeyPath, name_kind, quote
 from bexplore.errors import close_match
 from bexplore.job.batching import MAX_SAMPLES
 
@@ -54,7 +54,7 @@ def read_flag(problems: Problems, path: KeyPath, default: bool) -> bool:
         return default
     flag = as_flag(value)
     if flag is None:
-        problems.error(path, f"{path[-1]} must be true or false, not {quoted(value)}")
+        problems.error(path, f"{path[-1]} must be true or false, not {quote(value)}")
         return default
     return flag
 
@@ -67,7 +67,7 @@ def read_positive(problems: Problems, path: KeyPath, largest: int = MAX_SAMPLES)
     if is_integer(value) and 1 <= value <= largest:
         return int(value)
     hint = f"no sensible value is above {largest}" if is_integer(value) and value > 0 else "type 1 or more"
-    problems.error(path, f"{path[-1]} must be a positive integer, not {quoted(value)}", hint)
+    problems.error(path, f"{path[-1]} must be a positive integer, not {quote(value)}", hint)
     return None
 
 
@@ -77,7 +77,7 @@ def read_number(problems: Problems, path: KeyPath, default: float) -> float:
     if value is None:
         return default
     if not is_number(value):
-        problems.error(path, f"{path[-1]} must be a number, not {quoted(value)}")
+        problems.error(path, f"{path[-1]} must be a number, not {quote(value)}")
         return default
     return float(value)
 
@@ -88,13 +88,13 @@ def read_bounds(problems: Problems, path: KeyPath) -> tuple[int | None, int | No
     if bounds is None:
         return None, None
     if not isinstance(bounds, dict):
-        problems.error(path, f"explore must be {{min: N, max: M}}, not {quoted(bounds)}")
+        problems.error(path, f"explore must be {{min: N, max: M}}, not {quote(bounds)}")
         return None, None
     for key in bounds:
         if key not in ("min", "max"):
             near = close_match(key, ["min", "max"], cutoff=_NEAR_BOUND)
             hint = f'did you mean "{near}"?' if near else "known here: min, max"
-            problems.error((*path, key), f"unknown key {quoted(key)} under explore", hint)
+            problems.error((*path, key), f"unknown key {quote(key)} under explore", hint)
     minimum, maximum = read_positive(problems, (*path, "min")), read_positive(problems, (*path, "max"))
     if minimum is not None and maximum is not None and minimum > maximum:
         problems.error((*path, "min"), f"min {minimum} is above max {maximum}", f"type min: {maximum} or less")
@@ -106,7 +106,7 @@ def require_mapping(problems: Problems, path: KeyPath) -> None:
     """Note a section that is neither a mapping nor null nor absent."""
     value = problems.document.get(path)
     if value is not None and not isinstance(value, dict):
-        problems.error(path, f"{path[-1]} must be a mapping, not {kind_of(value)}")
+        problems.error(path, f"{path[-1]} must be a mapping, not {name_kind(value)}")
 
 
 def notice_near_misses(problems: Problems, path: KeyPath, known: Sequence[str]) -> None:
@@ -117,4 +117,4 @@ def notice_near_misses(problems: Problems, path: KeyPath, known: Sequence[str]) 
     for key in section:
         near = close_match(key, known, cutoff=_NEAR_MISS)
         if key not in known and near is not None and near not in section:
-            problems.warn((*path, key), f"{quoted(key)} is not read; did you mean {quoted(near)}?")
+            problems.warn((*path, key), f"{quote(key)} is not read; did you mean {quote(near)}?")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bexplore.config.document.document import Document, Override, Problems, dotted_path
-from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.document.reader import KeyPath, quote
 from bexplore.errors import close_match
 from bexplore.job import CompileSettings, Job, Mode
 
@@ -39,19 +39,19 @@ class JobVariant:
     name: str
 
 
-def key_path(key: str) -> KeyPath:
+def find_key_path(key: str) -> KeyPath:
     """Return the path of a key of `explore.settings` in the file: a name of an argument may contain dots."""
     if key.startswith(ARGUMENT):
         return ("explore", "workload", "arguments", key.removeprefix(ARGUMENT))
     return ("explore", *key.split("."))
 
 
-def has_value(key: str, job: Job) -> bool:
+def has_setting(key: str, job: Job) -> bool:
     """Return whether a job has a value of a key: it may lack an argument of the user's own callables."""
     return not key.startswith(ARGUMENT) or key.removeprefix(ARGUMENT) in job.model.get("arguments", {})
 
 
-def value_of(key: str, job: Job) -> Any:
+def get_setting(key: str, job: Job) -> Any:
     """Return the value that a job has of a key of `explore.settings`, as the file would have it.
 
     Raises:
@@ -70,7 +70,7 @@ def value_of(key: str, job: Job) -> Any:
     }[key]
 
 
-def name_of(values: Mapping[str, Any]) -> str:
+def name_settings(values: Mapping[str, Any]) -> str:
     """Return settings in words, such as `activation_checkpointing=selective, chunk=8`; empty for none."""
     return ", ".join(f"{key.removeprefix(ARGUMENT)}={_word(value)}" for key, value in values.items())
 
@@ -161,9 +161,9 @@ def find_variants(
         own: The job with the file's own settings.
         job_of: Makes the job of a document with other settings.
     """
-    against = contradiction(own)
+    against = find_contradiction(own)
     if against is not None:
-        problems.error(key_path(against.key), against.rule, against.hint)
+        problems.error(find_key_path(against.key), against.rule, against.hint)
     for axis in axes:
         if not axis.is_fixed:
             _check_values(problems, axis, job_of)
@@ -185,7 +185,7 @@ class Contradiction:
     hint: str
 
 
-def contradiction(job: Job) -> Contradiction | None:
+def find_contradiction(job: Job) -> Contradiction | None:
     """Return the settings of a job that contradict each other; None where none do."""
     if job.activation_memory_budget < 1.0 and not job.compile.enabled:
         return Contradiction(
@@ -218,7 +218,7 @@ def _axis(problems: Problems, key: str, value: Any, path: KeyPath) -> Axis | Non
     if key not in KEYS and key.removeprefix(ARGUMENT) == key:
         near = close_match(key, [*KEYS, f"{ARGUMENT}NAME"])
         hint = f"did you mean {near}?" if near else f"known here: {', '.join(KEYS)}, {ARGUMENT}NAME"
-        problems.error(path, f"unknown key {quoted(key)} in {dotted_path(_SETTINGS)}", hint)
+        problems.error(path, f"unknown key {quote(key)} in {dotted_path(_SETTINGS)}", hint)
         return None
     workload = problems.document.get(("explore", "workload"))
     if key.startswith(ARGUMENT) and not (isinstance(workload, dict) and {"model", "step"} & workload.keys()):
@@ -240,7 +240,7 @@ def _axis(problems: Problems, key: str, value: Any, path: KeyPath) -> Axis | Non
 
 def _put(document: Document, axis: Axis, index: int) -> None:
     """Put a value where its key itself stands, so that messages about it name the line of the value."""
-    path, compiling = key_path(axis.key), document.get(("explore", "compile"))
+    path, compiling = find_key_path(axis.key), document.get(("explore", "compile"))
     if path[1] == "compile" and compiling is not None and not isinstance(compiling, dict):
         document.values["explore"]["compile"] = {"enabled": compiling}  # what `compile: true` is short for
     place = document.position(axis.place(index))
@@ -284,7 +284,7 @@ def _combined(problems: Problems, axes: Sequence[Axis], own: Job, job_of: JobOf)
     left_out: Counter[str] = Counter()
     for chosen in itertools.product(*(range(len(axis.values)) for axis in listed)):
         job = job_of(_with(problems, list(zip(listed, chosen, strict=True))))
-        against = contradiction(job)
+        against = find_contradiction(job)
         if against is None:
             programs.setdefault(_program(job), job)
         else:
@@ -312,9 +312,9 @@ def _program(job: Job) -> str:
 
 def _variant(job: Job, axes: Sequence[Axis]) -> JobVariant:
     deciding = [axis for axis in axes if job.compile.enabled or axis.key != "compile.mode"]
-    values = {axis.key: value_of(axis.key, job) for axis in deciding if has_value(axis.key, job)}
+    values = {axis.key: get_setting(axis.key, job) for axis in deciding if has_setting(axis.key, job)}
     # An argument that the file does not give has the default of the callable.
-    name = name_of({axis.key: values.get(axis.key) for axis in deciding if not axis.is_fixed})
+    name = name_settings({axis.key: values.get(axis.key) for axis in deciding if not axis.is_fixed})
     return JobVariant(values=values, job=job, name=name)
 
 
@@ -331,7 +331,7 @@ def _refuse(problems: Problems, listed: Sequence[Axis], count: int) -> None:
 def _notice_without_effect(problems: Problems, listed: Sequence[Axis], jobs: Sequence[Job]) -> None:
     """Warn of keys whose values all make the same program."""
     for axis in listed:
-        made = {repr(value_of(axis.key, job)) if has_value(axis.key, job) else "" for job in jobs}
+        made = {repr(get_setting(axis.key, job)) if has_setting(axis.key, job) else "" for job in jobs}
         if len(axis.values) > 1 and len(made) == 1:
             why = ", since an evaluation has no backward pass" if jobs[0].mode is Mode.EVAL else ""
             problems.warn(axis.path, f"{axis.key} changes nothing here{why}")

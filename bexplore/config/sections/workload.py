@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bexplore.config.document.document import Problems, dotted_path
-from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.schema import ExploreSettings, ParallelismOptions, TransformersOptions, WorkloadOptions
 from bexplore.config.sections.values import is_integer
 from bexplore.errors import close_match
@@ -15,7 +15,7 @@ from bexplore.job import CompileSettings, Job, Parallelism, Precision, TorchSett
 _TRANSFORMERS_DATA = ("sequence_length", "target_length", "image_size")
 
 
-def described_job(settings: ExploreSettings, common: Mapping[str, Any], described: Mapping[str, Any]) -> Job:
+def make_described_job(settings: ExploreSettings, common: Mapping[str, Any], described: Mapping[str, Any]) -> Job:
     """Make the job of a model that the file describes.
 
     Args:
@@ -26,7 +26,7 @@ def described_job(settings: ExploreSettings, common: Mapping[str, Any], describe
     return Job(**fields | _implementation(settings, fields))
 
 
-def workload_job(
+def make_workload_job(
     settings: ExploreSettings, workload: WorkloadOptions, common: Mapping[str, Any], problems: Problems
 ) -> Job:
     """Make the job of the workload section, whose optimizer goes before the file's."""
@@ -40,7 +40,7 @@ def workload_job(
         if settings.precision not in (None, "float32"):
             problems.error(
                 ("explore", "precision"),
-                f"a step of your own decides its precision itself; precision is {quoted(settings.precision)}",
+                f"a step of your own decides its precision itself; precision is {quote(settings.precision)}",
                 "remove it, and use torch.autocast inside the step",
             )
         for name in ("optimizer", "optimizer_arguments", "max_gradient_norm"):
@@ -209,5 +209,7 @@ def _check_launcher(problems: Problems, settings: ExploreSettings) -> None:
         near = close_match(launcher, LAUNCHERS)
         known = f"{', '.join(LAUNCHERS)}, or a command with {{worker}} where the command of one rank stands"
         problems.error(
-            place, f"{quoted(launcher)} is no launcher", f"did you mean {near}?" if near else f"known here: {known}"
+            place,
+            f"{quote(launcher)} is no launcher",
+            f"did you mean {near}?" if near else f"known here: {known}",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bexplore.config.sections.variants import name_of
+from bexplore.config.sections.variants import name_settings
 from bexplore.measurement.probe import Observation, Outcome
 from bexplore.output.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
 from bexplore.output.report.report_data import ReportData
@@ -206,7 +206,7 @@ def _speed_of(item: Observation, name: str) -> Dot:
 def _front_dot(point: FrontPoint) -> Dot:
     kind = "ran" if point.ran else "predicted"
     text = (
-        f"{name_of(point.settings)}, size {point.micro_batch_size}: {point.samples_per_s:.4g} samples/s, "
+        f"{name_settings(point.settings)}, size {point.micro_batch_size}: {point.samples_per_s:.4g} samples/s, "
         f"peak {format_bytes(point.peak_memory_bytes)}, {kind}"
     )
     return Dot(x=float(point.peak_memory_bytes), y=point.samples_per_s, text=text)

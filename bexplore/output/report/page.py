@@ -12,7 +12,7 @@ import jinja2
 from jinja2.filters import Markup  # type: ignore[attr-defined]  # imported there
 
 from bexplore import __version__
-from bexplore.config.sections.variants import name_of
+from bexplore.config.sections.variants import name_settings
 from bexplore.diagnosis.bottlenecks import (
     JobEvidence,
     find_bottlenecks,
@@ -146,7 +146,7 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
     target = int(data.settings.get("target_confidence", 90))
     if size is None:
         return (("Resume the exploration:", f"bexplore explore {typed}"),)
-    settings = f" and {name_of(result.settings)}" if result.variant else ""
+    settings = f" and {name_settings(result.settings)}" if result.variant else ""
     steps = [(f"Set micro_batch_size: {size}{settings} in {config}, or type", f"bexplore apply {typed}")]
     keeps = result.keeps_batch_size
     if result.batch_message and (keeps is None or keeps.micro_batch_size != size):
@@ -272,7 +272,7 @@ def front_points(data: ReportData) -> Table:
         headings=("settings", "size", "peak memory", "samples/s", ""),
         rows=tuple(
             (
-                name_of(point.settings),
+                name_settings(point.settings),
                 str(point.micro_batch_size),
                 format_bytes(point.peak_memory_bytes),
                 f"{point.samples_per_s:.4g}",

@@ -17,7 +17,7 @@ from bexplore.measurement.probe import Compilation, Probe, Purpose
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MODEL = {"num_layers": 1, "hidden_size": 64, "num_heads": 2, "vocab_size": 64, "max_position_embeddings": 128}
-LENGTHS = Lengths.of_samples([8, 16, 24, 32, 40, 64, 128])
+LENGTHS = Lengths.from_samples([8, 16, 24, 32, 40, 64, 128])
 SIZE = 4
 
 

@@ -19,7 +19,7 @@ from bexplore.config.document.reader import YamlReader
 from bexplore.config.document.writer import with_value, without_section
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
-from bexplore.job import code_digests
+from bexplore.job import digest_code
 from bexplore.run import run_directory
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
@@ -71,7 +71,7 @@ def finished_run(
     meta = {
         "job": config.job.as_record(),
         "variants": variants,
-        "environment": {"code": code_digests(config.job), "processor": "another machine's"},
+        "environment": {"code": digest_code(config.job), "processor": "another machine's"},
         "search_specification": {
             "minimum": config.minimum,
             "maximum": config.maximum,

@@ -10,7 +10,7 @@ import pytest
 from bexplore.config.config import Config, ExploreSettings, Request, RequestKind
 from bexplore.config.document.document import Document, Problems
 from bexplore.config.document.reader import YamlReader
-from bexplore.config.json_schema import json_schema
+from bexplore.config.json_schema import make_schema
 from bexplore.config.load import load_config
 from bexplore.config.schema import EFFORTS, read_settings
 from bexplore.errors import UserInputError
@@ -288,23 +288,23 @@ SCHEMA_REFUSES = [
 
 
 def test_the_schema_is_one():
-    jsonschema.Draft202012Validator.check_schema(json_schema())
-    assert json.loads(json.dumps(json_schema())) == json_schema()
+    jsonschema.Draft202012Validator.check_schema(make_schema())
+    assert json.loads(json.dumps(make_schema())) == make_schema()
 
 
 @pytest.mark.parametrize("values", SCHEMA_ACCEPTS)
 def test_the_schema_takes_what_the_reader_takes(values):
-    jsonschema.validate(values, json_schema())
+    jsonschema.validate(values, make_schema())
 
 
 @pytest.mark.parametrize("values", SCHEMA_REFUSES)
 def test_the_schema_refuses_what_the_reader_refuses(values):
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(values, json_schema())
+        jsonschema.validate(values, make_schema())
 
 
 def test_the_schema_describes_every_setting():
-    described = json_schema()["properties"]["explore"]["properties"]
+    described = make_schema()["properties"]["explore"]["properties"]
     assert set(described) == {field.alias or name for name, field in ExploreSettings.model_fields.items()}
     assert all(setting.get("description") for setting in described.values())
 

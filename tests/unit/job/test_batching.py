@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from bexplore.errors import UserInputError
 from bexplore.job.batching import (
     Divisibility,
+    divide_among_replicas,
     divisors,
     even_candidates,
     is_even_split,
     is_valid_global_batch_size,
     near_value_message,
     nearest,
-    replica_batch_size_of,
     sizes_that_keep,
     split,
     valid_global_batch_sizes,
@@ -63,7 +63,7 @@ def test_121_of_120_is_an_error(rule):
 
 def test_a_batch_that_is_no_multiple_of_the_replicas_is_refused_with_both_neighbours():
     with pytest.raises(UserInputError, match="673 is not a multiple of the 2 replicas") as refused:
-        replica_batch_size_of(673, 2)
+        divide_among_replicas(673, 2)
     assert "672 or 674" in refused.value.hint
 
 
@@ -76,7 +76,7 @@ def test_a_micro_batch_that_does_not_divide_is_refused_with_both_neighbours():
 def test_a_batch_smaller_than_the_replicas_is_refused_under_both_rules():
     for rule in Divisibility:
         with pytest.raises(UserInputError, match="batch_size 3 is smaller than the 4 replicas"):
-            replica_batch_size_of(3, 4, rule)
+            divide_among_replicas(3, 4, rule)
 
 
 def test_the_strict_sizes_are_multiples_around_the_wish():

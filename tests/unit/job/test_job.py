@@ -11,8 +11,8 @@ from bexplore.host.records import from_record
 from bexplore.job import Job
 from bexplore.job.lengths import Collation, Lengths
 
-LENGTHS = Lengths.of_samples([10, 20, 30], source="lengths.txt")
-EVERY_FIELD = Lengths.of_samples(
+LENGTHS = Lengths.from_samples([10, 20, 30], source="lengths.txt")
+EVERY_FIELD = Lengths.from_samples(
     [10, 20], [1, 3], collation=Collation.BUCKETS, multiple_of=8, buckets=(16, 32), argument="tokens", source="here"
 )
 
@@ -42,16 +42,16 @@ def test_a_record_from_before_there_were_lengths_is_a_job_without():
     "other",
     [
         None,
-        Lengths.of_samples([10, 20, 31]),
-        Lengths.of_samples([10, 20, 30], [1, 1, 2]),
-        Lengths.of_samples([10, 20, 30], collation=Collation.SORTED),
-        Lengths.of_samples([10, 20, 30], multiple_of=8),
-        Lengths.of_samples([10, 20, 30], argument="tokens"),
+        Lengths.from_samples([10, 20, 31]),
+        Lengths.from_samples([10, 20, 30], [1, 1, 2]),
+        Lengths.from_samples([10, 20, 30], collation=Collation.SORTED),
+        Lengths.from_samples([10, 20, 30], multiple_of=8),
+        Lengths.from_samples([10, 20, 30], argument="tokens"),
     ],
 )
 def test_other_lengths_are_another_program(other):
     assert job(other).fingerprint() != job().fingerprint()
-    assert job().fingerprint() == job(Lengths.of_samples([30, 10, 20], source=LENGTHS.source)).fingerprint()
+    assert job().fingerprint() == job(Lengths.from_samples([30, 10, 20], source=LENGTHS.source)).fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_own_callables_without_arguments_are_told_the_length_by_its_usual_name()
 
 
 def test_the_sample_of_a_batch_of_a_number_of_tokens_is_the_longest():
-    in_tokens = Lengths.of_samples([10, 20, 30], collation=Collation.TOKENS)
+    in_tokens = Lengths.from_samples([10, 20, 30], collation=Collation.TOKENS)
     assert job(in_tokens).tokens_per_sample == 30
 
 
 def test_the_name_of_the_file_of_lengths_is_no_part_of_the_program():
     one, other = (
-        Job(workload="decoder", lengths=Lengths.of_samples([1, 2], source=source)) for source in ("a.txt", "b.txt")
+        Job(workload="decoder", lengths=Lengths.from_samples([1, 2], source=source)) for source in ("a.txt", "b.txt")
     )
 
     assert one.fingerprint() == other.fingerprint()

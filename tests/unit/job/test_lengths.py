@@ -19,13 +19,13 @@ from bexplore.job.lengths import (
     Lengths,
 )
 
-UNIFORM = Lengths.of_samples(np.arange(1, 513))
-SKEWED = Lengths.of_samples(np.random.default_rng(1).lognormal(5.0, 0.7, 20_000).astype(int) + 1)
-TWO_HUMPS = Lengths.of_samples([*range(10, 20), *range(480, 500)])
+UNIFORM = Lengths.from_samples(np.arange(1, 513))
+SKEWED = Lengths.from_samples(np.random.default_rng(1).lognormal(5.0, 0.7, 20_000).astype(int) + 1)
+TWO_HUMPS = Lengths.from_samples([*range(10, 20), *range(480, 500)])
 
 
 def lengths(*samples: int, **fields: Any) -> Lengths:
-    return Lengths.of_samples(samples, **fields)
+    return Lengths.from_samples(samples, **fields)
 
 
 def collated(samples: Lengths, collation: str) -> Lengths:
@@ -37,7 +37,7 @@ def collated(samples: Lengths, collation: str) -> Lengths:
 
 
 def test_typical_batches_keep_the_mean_where_their_lengths_are_rounded_far():
-    lengths = Lengths.of_samples([2, 3, 6, 9, 19, 1162], [39, 1, 599, 334, 2, 25])
+    lengths = Lengths.from_samples([2, 3, 6, 9, 19, 1162], [39, 1, 599, 334, 2, 25])
     typical = lengths.typical_batches(1)
 
     assert sum(one.share * one.length for one in typical) == pytest.approx(lengths.batch_lengths(1).mean(), rel=1e-6)
@@ -65,7 +65,7 @@ def test_the_source_is_no_part_of_the_distribution():
 def test_many_distinct_lengths_are_put_together_and_keep_their_mean_and_the_longest(weights):
     samples = np.unique(np.geomspace(100, 100_000, 5000).astype(int))
     weights = None if weights is None else weights[: len(samples)]
-    found = Lengths.of_samples(samples, weights)
+    found = Lengths.from_samples(samples, weights)
 
     assert 0.5 * MAX_DISTINCT < len(found.values) <= MAX_DISTINCT
     assert found.values == tuple(sorted(set(found.values)))

@@ -152,7 +152,7 @@ def test_a_network_that_was_timed_beside_a_run_is_read_with_it(tmp_path):
 def test_samples_of_many_lengths_have_no_utilization_since_the_trace_is_of_the_longest(tmp_path):
     run = make_run(tmp_path)
     meta = run.meta()
-    job = dataclasses.replace(from_record(Job, meta["job"]), lengths=Lengths.of_samples([16, 64, 128]))
+    job = dataclasses.replace(from_record(Job, meta["job"]), lengths=Lengths.from_samples([16, 64, 128]))
     (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_record()}))
     costs = costs_of_run(run)
     assert (costs.model_flops, costs.hardware_flops) == (None, None)

@@ -11,7 +11,7 @@ from bexplore.job.lengths import Collation, Lengths
 from bexplore.run.lengths_result import LengthsResult, lengths_result
 from tests.builders import observed
 
-SAMPLES = Lengths.of_samples([10, 20], source="lengths.txt")
+SAMPLES = Lengths.from_samples([10, 20], source="lengths.txt")
 SIZE = 2
 
 
@@ -50,7 +50,7 @@ def test_a_job_whose_samples_are_all_as_long_has_nothing_to_tell():
 
 
 def test_the_samples_and_the_batches_of_the_size_are_told():
-    samples = Lengths.of_samples([10, 10, 40], source="lengths.txt")
+    samples = Lengths.from_samples([10, 10, 40], source="lengths.txt")
     result = found(samples, size=4)
 
     assert (result.source, result.collation) == ("lengths.txt", "longest")
@@ -65,7 +65,7 @@ def test_tokens_per_second_are_those_of_samples_without_padding():
 
 
 def test_packed_rows_hold_the_tokens_of_several_samples():
-    packed = Lengths.of_samples([5], multiple_of=10, collation=Collation.PACKED)
+    packed = Lengths.from_samples([5], multiple_of=10, collation=Collation.PACKED)
     assert found(packed, observed(SIZE, pass_times_s=(0.1,))).tokens_per_s == pytest.approx(20 * 10)
 
 
@@ -148,7 +148,7 @@ def test_a_collation_was_timed_as_passes_and_is_told_as_speed():
 
 
 def test_a_longer_pass_of_packed_rows_serves_more_samples():
-    of_fives = Lengths.of_samples([5, 5, 5, 10])
+    of_fives = Lengths.from_samples([5, 5, 5, 10])
     ran = observed(SIZE, details={"collations": {"packed": 1.25}})
     per_row = 4 / (1 + 3 / 2)  # a row for the 10, and for each two of the three 5
 
@@ -156,11 +156,11 @@ def test_a_longer_pass_of_packed_rows_serves_more_samples():
 
 
 def test_samples_that_are_packed_already_have_no_other_collation():
-    assert found(Lengths.of_samples([10, 20], collation=Collation.PACKED)).others == {}
+    assert found(Lengths.from_samples([10, 20], collation=Collation.PACKED)).others == {}
 
 
 def test_batches_of_a_number_of_tokens_have_more_rows_of_typical_samples():
-    samples = Lengths.of_samples([10, 40], [7, 1], collation=Collation.TOKENS)
+    samples = Lengths.from_samples([10, 40], [7, 1], collation=Collation.TOKENS)
     result = found(samples, size=4, in_tokens=True, memory=Memory())
 
     assert (result.micro_batch_tokens, result.typical, result.typical_rows) == (160, 10, 16)

@@ -123,7 +123,7 @@ MEMORY = memory(512, 256, 128)
     ],
 )
 def test_a_job_is_traced_at_its_longest_length_first_and_at_parts_of_it_that_occur(samples, multiple_of, traced):
-    assert traced_lengths(Lengths.of_samples(samples, multiple_of=multiple_of)) == traced
+    assert traced_lengths(Lengths.from_samples(samples, multiple_of=multiple_of)) == traced
 
 
 @pytest.mark.parametrize("size", [1, 3, 64])

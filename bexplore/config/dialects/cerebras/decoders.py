@@ -29,7 +29,7 @@ from bexplore.config.dialects.cerebras.section import (
     transformers,
     word,
 )
-from bexplore.config.document.reader import quoted
+from bexplore.config.document.reader import quote
 from bexplore.config.sections.values import is_integer
 from bexplore.errors import close_match
 
@@ -135,7 +135,7 @@ def _is_decoder(model: Section) -> bool:
         known = () if lowered in _OTHER_MODELS else sorted(_DECODERS | _PARALLEL_DECODERS)
         near = close_match(lowered, known, cutoff=_NEAR_NAME)
         hint = f"did you mean {near}? If not, {_DESCRIBE_IT}" if near else _DESCRIBE_IT
-        rule = f"the model {quoted(name)} is not built in; decoders are: {SHOWN_DECODERS}"
+        rule = f"the model {quote(name)} is not built in; decoders are: {SHOWN_DECODERS}"
         model.problems.error(model.at("name"), rule, hint)
     elif name is None and foreign:
         rule = f"not a decoder-only language model, by its {', '.join(foreign)}; only those are built in"
@@ -170,7 +170,7 @@ def _heads(model: Section, fields: dict[str, Any]) -> dict[str, Any]:
     head_size = inner // num_heads if inner and num_heads and inner % num_heads == 0 else None
     path, module = model.at("attention_module"), model.values.get("attention_module")
     if module not in (None, "aiayn_attention", "multiquery_attention"):
-        rule = f"attention_module {quoted(module)} is not built in"
+        rule = f"attention_module {quote(module)} is not built in"
         problems.error(path, rule, "aiayn_attention and multiquery_attention are")
     if module != "multiquery_attention":
         return {"head_size": head_size}
@@ -232,7 +232,7 @@ def _notice_the_rest(model: Section) -> None:
         if key in SCALES:
             scales += [key] if model.values[key] is True or model.values[key] != 1 else []
         elif near is not None and near not in model.values:
-            model.problems.warn((*model.path, key), f"{quoted(key)} is not read; did you mean {quoted(near)}?")
+            model.problems.warn((*model.path, key), f"{quote(key)} is not read; did you mean {quote(near)}?")
         else:
             rest.append(key)
     model.notice_unbuilt(rest)

@@ -8,7 +8,7 @@ from typing import Any
 
 from bexplore.config.config import MICRO_BATCH_TOKENS
 from bexplore.config.document.document import Problems
-from bexplore.config.document.reader import KeyPath, kind_of
+from bexplore.config.document.reader import KeyPath, name_kind
 from bexplore.config.sections.values import require_mapping
 from bexplore.job import Mode
 
@@ -95,7 +95,7 @@ def trainer_layout(problems: Problems) -> Layout:
     callbacks: KeyPath = (*init, "callbacks")
     listed = problems.document.get(callbacks)
     if listed is not None and not isinstance(listed, list):
-        problems.error(callbacks, f"callbacks must be a list, not {kind_of(listed)}")
+        problems.error(callbacks, f"callbacks must be a list, not {name_kind(listed)}")
     return Layout(
         name="cerebras trainer",
         micro={side: _flag_path(problems, callbacks, side, path) for side, path in data.items()},

@@ -24,12 +24,12 @@ from bexplore.config.dialects.cerebras.request import (
 )
 from bexplore.config.dialects.cerebras.section import Architecture, Section
 from bexplore.config.document.document import Problems
-from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.schema import ExploreSettings, read_settings
 from bexplore.config.sections.lengths import with_lengths
 from bexplore.config.sections.values import as_number, is_number, notice_near_misses, read_flag, read_positive
 from bexplore.config.sections.variants import find_variants, read_axes
-from bexplore.config.sections.workload import described_job, read_parallelism, workload_job
+from bexplore.config.sections.workload import make_described_job, make_workload_job, read_parallelism
 from bexplore.job import Job, Mode, Parallelism, Precision
 
 SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig", "trainer")
@@ -128,7 +128,7 @@ def _job(
     }
     common |= read_optimizer(problems, layout.optimizer) | read_max_gradient_norm(problems, layout)
     if settings.workload is not None:
-        return workload_job(settings, settings.workload, common, problems)
+        return make_workload_job(settings, settings.workload, common, problems)
     if document.has(("explore", "workload")) and document.get(("explore", "workload")) is not None:
         return Job(workload="imported")  # its mistakes have been noted
     if not isinstance(document.get(layout.model), dict):
@@ -136,7 +136,7 @@ def _job(
             hint = "write a model section, or explore.workload; bexplore init --example lists examples of both"
             problems.error((), "no model section describes what is trained", hint)
         return Job(workload="decoder")
-    return described_job(settings, common, _described(layout, problems, layout.data.get(side, ())))
+    return make_described_job(settings, common, _described(layout, problems, layout.data.get(side, ())))
 
 
 def _described(layout: Layout, problems: Problems, data_path: KeyPath) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _precision(layout: Layout, problems: Problems) -> Precision:
     if half == "cbfloat16":
         problems.warn(path, "cbfloat16 exists on one maker's hardware only; explored as bfloat16 under autocast")
     elif half not in ("float16", "bfloat16"):
-        problems.error(path, f"fp16_type must be float16, bfloat16 or cbfloat16, not {quoted(half)}")
+        problems.error(path, f"fp16_type must be float16, bfloat16 or cbfloat16, not {quote(half)}")
     return Precision.AUTOCAST_FLOAT16 if half == "float16" else Precision.AUTOCAST_BFLOAT16
 
 
@@ -203,7 +203,7 @@ def _read_count(problems: Problems, path: KeyPath) -> int | None:
         return int(value)
     problems.warn(
         path,
-        f"{path[-1]} must be a whole number from 1 to {_MOST_STEPS}, not {quoted(written)}; it is ignored; "
+        f"{path[-1]} must be a whole number from 1 to {_MOST_STEPS}, not {quote(written)}; it is ignored; "
         "set the length of the training by explore.training_time, such as 10h",
     )
     return None

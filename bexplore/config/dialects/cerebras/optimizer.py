@@ -7,7 +7,7 @@ from typing import Any
 
 from bexplore.config.dialects.cerebras.layout import Layout
 from bexplore.config.document.document import Problems
-from bexplore.config.document.reader import KeyPath, quoted, shown
+from bexplore.config.document.reader import KeyPath, quote, show
 from bexplore.config.sections.values import as_number, is_number
 from bexplore.errors import close_match
 
@@ -74,7 +74,7 @@ def read_max_gradient_norm(problems: Problems, layout: Layout) -> dict[str, Any]
         if norm is None:
             continue
         if not is_number(norm):
-            problems.error(path, f"max_gradient_norm must be a number, not {quoted(norm)}")
+            problems.error(path, f"max_gradient_norm must be a number, not {quote(norm)}")
         elif norm > 0:
             return {"max_gradient_norm": float(norm)}
     return {}
@@ -97,12 +97,12 @@ def _class_name(problems: Problems, written: str, path: KeyPath) -> str:
     lowered = written.lower()
     if lowered in _NEAREST:
         name, why = _NEAREST[lowered]
-        problems.warn(path, f"torch.optim has no {shown(written)}; {name} is run instead ({why})")
+        problems.warn(path, f"torch.optim has no {show(written)}; {name} is run instead ({why})")
         return name
     if lowered not in _BY_LOWER_CASE:
         near = close_match(lowered, list(_BY_LOWER_CASE))
         known = f"did you mean {_BY_LOWER_CASE[near]}?" if near else f"known here: {', '.join(_ARGUMENTS)}"
-        problems.error(path, f"the optimizer {quoted(written)} is not one of torch.optim", known)
+        problems.error(path, f"the optimizer {quote(written)} is not one of torch.optim", known)
     return _BY_LOWER_CASE.get(lowered, "AdamW")
 
 
@@ -115,5 +115,5 @@ def _is_right(problems: Problems, path: KeyPath, argument: str, value: Any) -> b
     else:
         kind, is_right = "a number", is_number(value)
     if not is_right:
-        problems.error(path, f"{path[-1]} must be {kind}, not {quoted(value)}")
+        problems.error(path, f"{path[-1]} must be {kind}, not {quote(value)}")
     return is_right

@@ -8,7 +8,7 @@ from typing import Any
 from bexplore.config.config import Request, RequestKind
 from bexplore.config.dialects.cerebras.layout import FLAG, Layout
 from bexplore.config.document.document import Problems, dotted_path
-from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.schema import ExploreSettings
 from bexplore.config.sections.values import as_flag, is_integer, read_bounds
 from bexplore.errors import UserInputError, close_match
@@ -36,7 +36,7 @@ def read_request(problems: Problems, path: KeyPath) -> Request:
     if isinstance(value, dict) and set(value) == {"explore"}:
         minimum, maximum = read_bounds(problems, (*path, "explore"))
     else:
-        problems.error(path, f"{path[-1]} must be {_FORMS}, not {quoted(value)}", _form_hint(value))
+        problems.error(path, f"{path[-1]} must be {_FORMS}, not {quote(value)}", _form_hint(value))
     return Request(kind=RequestKind.EXPLORE, minimum=minimum, maximum=maximum, path=path, position=position)
 
 
@@ -81,7 +81,7 @@ def check_accumulation_flag(
     if written is None or request.position is None:
         return
     if flag is None:
-        problems.error(path, f"use_cs_grad_accum must be true or false, not {quoted(written)}")
+        problems.error(path, f"use_cs_grad_accum must be true or false, not {quote(written)}")
     elif not flag and request.kind is RequestKind.EXPLORE:
         problems.warn(path, "use_cs_grad_accum is false: set it to true, or remove it, to accumulate with the result")
     elif flag and request.kind is RequestKind.NONE:
@@ -112,7 +112,7 @@ def check_batch(
     rule = batching.Divisibility(settings.divisibility)
     try:
         if request.value is None:
-            batching.replica_batch_size_of(global_batch_size, num_replicas, rule)
+            batching.divide_among_replicas(global_batch_size, num_replicas, rule)
             return
         split = batching.split(global_batch_size, num_replicas, request.value, rule)
     except UserInputError as error:
@@ -181,7 +181,7 @@ def notice_unread(problems: Problems, layout: Layout) -> None:
         )
         if is_named and not is_expected:
             place = dotted_path(next(iter(read), ("train_input", "micro_batch_size")))
-            problems.warn(path, f"{quoted(path[-1])} is not read here, but at {place}")
+            problems.warn(path, f"{quote(path[-1])} is not read here, but at {place}")
 
 
 def notice_unbuilt(problems: Problems, layout: Layout) -> None:

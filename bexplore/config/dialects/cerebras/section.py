@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bexplore.config.document.document import Problems
-from bexplore.config.document.reader import KeyPath, quoted, shown
+from bexplore.config.document.reader import KeyPath, quote, show
 from bexplore.config.field_types import MAX_TOKENS
 from bexplore.config.sections.values import is_integer, read_flag, read_number, read_positive
 from bexplore.errors import close_match
@@ -88,7 +88,7 @@ class Section:
     def notice_unbuilt(self, keys: Sequence[str]) -> None:
         """Warn of keys that are not built in."""
         if keys:
-            rest = ", ".join(f"{shown(key)}: {shown(self.values[key])}" for key in keys)
+            rest = ", ".join(f"{show(key)}: {show(self.values[key])}" for key in keys)
             self.problems.warn(self.path, f"not built in, so the program that is measured lacks it: {rest}")
 
 
@@ -146,7 +146,7 @@ def word(key: str, default: str, known: Mapping[str, str]) -> Reader:
             return known[lowered]
         near = close_match(lowered, list(known))
         choice = f"did you mean {near}?" if near else f"built in: {', '.join(known)}"
-        section.problems.error(path, f"{key} {quoted(value)} is not built in", choice)
+        section.problems.error(path, f"{key} {quote(value)} is not built in", choice)
         return known[default]
 
     return read
@@ -163,7 +163,7 @@ def side(key: str, default: int | None = None) -> Reader:
             return default
         if is_integer(value) and value > 0:
             return int(value)
-        rule = f"{key} must be a positive integer or two equal ones, not {quoted(value)}"
+        rule = f"{key} must be a positive integer or two equal ones, not {quote(value)}"
         section.problems.error(path if key in section.values else section.path, rule, f"type {key}: [224, 224]")
         return default
 

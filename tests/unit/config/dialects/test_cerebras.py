@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bexplore.config.config import RequestKind
 from bexplore.config.dialects.cerebras.decoders import SHOWN_DECODERS
 from bexplore.config.document.document import Document, read
-from bexplore.config.json_schema import json_schema
+from bexplore.config.json_schema import make_schema
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
 from bexplore.host.records import from_record
@@ -709,4 +709,4 @@ def test_every_example_loads_without_a_warning_and_satisfies_the_schema(path):
     assert config.warnings == ()
     # The guard's own tiny job names its size: it compares and explores nothing.
     assert config.request.kind is (RequestKind.FIXED if path.stem == "guard_tiny" else RequestKind.EXPLORE)
-    jsonschema.validate(read(path).values, json_schema())
+    jsonschema.validate(read(path).values, make_schema())

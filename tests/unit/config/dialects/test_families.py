@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from bexplore.config import starter
 from bexplore.config.config import Config, RequestKind
 from bexplore.config.dialects.families import FAMILIES
-from bexplore.config.dialects.family import Numbers, launched
+from bexplore.config.dialects.family import Numbers, add_launcher
 from bexplore.config.document.writer import without_section
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
@@ -317,7 +317,7 @@ def test_init_changes_the_size_and_fixes_the_batch_of_a_step_that_the_file_had(t
     ],
 )
 def test_a_launcher_starts_the_module_with_its_own_options(launcher, expected):
-    assert " ".join(launched(launcher, 2, ("-m", "train", "x"))) == expected
+    assert " ".join(add_launcher(launcher, 2, ("-m", "train", "x"))) == expected
 
 
 def test_the_usual_command_of_a_family_is_behind_the_launcher_that_is_named(tmp_path):

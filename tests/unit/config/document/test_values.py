@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.config.document.values import MAX_CHARACTERS, Values, followed
+from bexplore.config.document.values import MAX_CHARACTERS, Values, follow_references
 
 VALUES = {
     "size": 8,
@@ -48,10 +48,10 @@ def test_a_reference_means_what_it_leads_to_and_stays_as_it_is_where_it_leads_no
 @pytest.mark.promise("references of a file that double or run in a circle", "left as they are, in bounded time")
 def test_references_that_double_or_never_end_are_left_as_they_are(doubled):
     chain = {f"k{n}": doubled.format(n + 1) for n in range(300)} | {"k300": "x"}
-    assert followed(chain["k0"], chain, ("k0",)) == chain["k0"]
+    assert follow_references(chain["k0"], chain, ("k0",)) == chain["k0"]
 
 
 @pytest.mark.promise("a reference to a text without end", "left as it is")
 def test_a_long_text_is_left_as_it_is():
     values = {"long": "x" * MAX_CHARACTERS, "key": "${long}${long}"}
-    assert followed(values["key"], values, ("key",)) == values["key"]
+    assert follow_references(values["key"], values, ("key",)) == values["key"]

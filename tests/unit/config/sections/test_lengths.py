@@ -50,7 +50,7 @@ def test_a_list_is_lengths_of_samples_and_weights_stand_for_more_of_them(folder,
 
 def test_a_list_may_be_given_on_the_command_line(folder):
     config = folder.load(sections(), overrides=["explore.lengths=[10, 20]"])
-    assert config.job.lengths == Lengths.of_samples([10, 20])
+    assert config.job.lengths == Lengths.from_samples([10, 20])
 
 
 @pytest.mark.parametrize("keys", [("0", "50", "100"), ("0%", "50%", "100%"), ("50", "100", "0.0")])
@@ -74,18 +74,18 @@ def test_percents_of_a_yaml_file_are_numbers(folder):
 @pytest.mark.parametrize("text", ["10 20\n20 40", "10\n20\n20\n40\n", "10,20;20, 40"])
 def test_a_text_file_holds_numbers_with_spaces_lines_or_commas_between(folder, text):
     (folder.path.parent / "lengths.txt").write_text(text)
-    assert lengths_of(folder, {"file": "lengths.txt"}) == Lengths.of_samples([10, 20, 20, 40])
+    assert lengths_of(folder, {"file": "lengths.txt"}) == Lengths.from_samples([10, 20, 20, 40])
 
 
 def test_a_json_file_holds_a_list(folder):
     (folder.path.parent / "lengths.json").write_text("[10, 20, 20.0, 40]")
-    assert lengths_of(folder, {"file": "lengths.json"}) == Lengths.of_samples([10, 20, 20, 40])
+    assert lengths_of(folder, {"file": "lengths.json"}) == Lengths.from_samples([10, 20, 20, 40])
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.uint16, np.float64])
 def test_an_array_holds_numbers_in_any_shape(folder, kind):
     np.save(folder.path.parent / "lengths.npy", np.array([[10, 20], [20, 40]], dtype=kind))
-    assert lengths_of(folder, {"file": "lengths.npy"}) == Lengths.of_samples([10, 20, 20, 40])
+    assert lengths_of(folder, {"file": "lengths.npy"}) == Lengths.from_samples([10, 20, 20, 40])
 
 
 def test_a_file_may_hold_the_lengths_that_may_be_written_inline(folder):
@@ -126,7 +126,7 @@ def test_lengths_of_a_loader_are_read_later(folder):
     assert (config.job.lengths, config.job.compile.dynamic) == (None, False)
 
     job, warnings = give_lengths(config.explore, config.job, [10, 20])
-    assert job.lengths == Lengths.of_samples([10, 20], multiple_of=16)
+    assert job.lengths == Lengths.from_samples([10, 20], multiple_of=16)
     assert (job.lengths.source, job.sequence_length, job.compile.dynamic, warnings) == ("the loader", 32, None, [])
 
 
@@ -148,7 +148,7 @@ def test_the_job_is_as_long_as_its_longest_sample(folder):
 def test_samples_longer_than_the_model_takes_are_cut_off_with_a_warning(folder):
     config = loaded(folder, [10, 20, 65, 900])
 
-    assert config.job.lengths == Lengths.of_samples([10, 20, 64, 64])
+    assert config.job.lengths == Lengths.from_samples([10, 20, 64, 64])
     assert config.job.sequence_length == 64
     (warning,) = config.warnings
     assert "50.00% of the samples are longer than 64 tokens, and are cut off there" in warning
@@ -170,7 +170,7 @@ def test_samples_of_just_the_longest_length_are_not_cut(folder):
 def test_samples_are_cut_off_behind_what_the_workload_says(folder, workload):
     config = loaded(folder, [10, 100], workload=workload)
 
-    assert config.job.lengths == Lengths.of_samples([10, 64])
+    assert config.job.lengths == Lengths.from_samples([10, 64])
     assert len(config.warnings) == 1
 
 

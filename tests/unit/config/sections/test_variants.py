@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.config.sections.variants import MAX_VARIANTS, changes_training, key_path, name_of
+from bexplore.config.sections.variants import MAX_VARIANTS, changes_training, find_key_path, name_settings
 from bexplore.job import Precision
 from tests.config_builders import Folder, sections
 
@@ -226,12 +226,12 @@ def test_a_training_command_has_no_settings(folder):
 
 def test_the_name_of_a_variant_is_short():
     values = {"workload.arguments.chunk": 8, "compile.enabled": False, "optimizer.fused": None}
-    assert name_of(values) == "chunk=8, compile.enabled=false, optimizer.fused=default"
+    assert name_settings(values) == "chunk=8, compile.enabled=false, optimizer.fused=default"
 
 
 def test_a_name_of_an_argument_may_contain_dots():
-    assert key_path("workload.arguments.a.b") == ("explore", "workload", "arguments", "a.b")
-    assert key_path("compile.mode") == ("explore", "compile", "mode")
+    assert find_key_path("workload.arguments.a.b") == ("explore", "workload", "arguments", "a.b")
+    assert find_key_path("compile.mode") == ("explore", "compile", "mode")
 
 
 def test_only_another_precision_is_known_to_change_the_training():

@@ -219,7 +219,7 @@ def test_a_training_command_knows_other_launchers(folder):
 def test_another_number_of_ranks_is_taken_by_the_outermost_data_parallel_degree():
     hybrid = Parallelism(data_parallel_replicate_degree=2, data_parallel_shard_degree=4, tensor_parallel_degree=2)
 
-    assert hybrid.of_ranks(64) == dataclasses.replace(hybrid, data_parallel_shard_degree=16)
-    assert str(Parallelism(data_parallel_replicate_degree=2).of_ranks(8)) == "DDP over 8 ranks"
+    assert hybrid.with_ranks(64) == dataclasses.replace(hybrid, data_parallel_shard_degree=16)
+    assert str(Parallelism(data_parallel_replicate_degree=2).with_ranks(8)) == "DDP over 8 ranks"
     with pytest.raises(UserInputError, match="6 devices are not a multiple of the 4"):
-        hybrid.of_ranks(6)
+        hybrid.with_ranks(6)
