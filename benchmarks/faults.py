@@ -27,7 +27,7 @@ from benchmarks.fault_campaign import strike_explorations
 from benchmarks.fault_memory import four_times_the_budget
 from benchmarks.fault_recorded import kill_and_resume, several_on_one_study
 from benchmarks.machine_facts import machine_facts
-from tests import postgres_builders
+from tests.engine import postgres
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -137,10 +137,10 @@ def _generated(folder: Path, number: int, seed: int) -> dict[str, Any]:
 
 
 def _on_postgresql(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
-    reason = postgres_builders.missing()
+    reason = postgres.missing()
     if reason:
         return {"left out": reason}
-    with postgres_builders.server() as server:
+    with postgres.server() as server:
         return several_on_one_study(folder, server.url, rounds=rounds, explorers=4, kills=2, seed=seed)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,3 +60,16 @@ def in_child(work: Callable[[], object]) -> int:
         finally:
             os._exit(status)
     return pid
+
+
+def free_port() -> int:
+    """Return a port of this host that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def wait_for(path: Path) -> None:
+    """Wait until a file exists; the limit of the test ends a wait in vain."""
+    while not path.exists():
+        time.sleep(0.01)

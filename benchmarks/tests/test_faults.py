@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.fault_inputs import generate
 from benchmarks.fault_recorded import kill_and_resume, several_on_one_study
-from tests import postgres_builders
+from tests.engine import postgres
 
 # Explorers that are killed
 
@@ -25,9 +25,9 @@ def test_two_explorers_share_a_study_file_and_one_is_killed(tmp_path):
 
 
 @pytest.mark.promise("two of four explorers on PostgreSQL are killed", "the others go on; no size is lost")
-@pytest.mark.skipif(bool(postgres_builders.missing()), reason=postgres_builders.missing() or "it is there")
+@pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing() or "it is there")
 def test_four_explorers_share_a_postgresql_study_and_two_are_killed(tmp_path):
-    with postgres_builders.server() as server:
+    with postgres.server() as server:
         _is_shared_well(several_on_one_study(tmp_path, server.url, rounds=1, explorers=4, kills=2, seed=3))
 
 

@@ -17,7 +17,7 @@ from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.command import Command
 from bexplore.errors import UserInputError
 from bexplore.host.process_tree import PROBE_MARK
-from tests.command_builders import TRAIN, marked_processes, probe_of
+from tests.engine.command_starts import TRAIN, marked_processes, probe_of
 
 FINDERS = "import sys; print([type(finder).__name__ for finder in sys.meta_path].count('_TorchFinder'))"
 

@@ -12,7 +12,7 @@ import pytest
 
 from bexplore.errors import UserInputError
 from bexplore.guard.reference import open_reference
-from tests.guard_builders import write_job
+from tests.unit.guard.builders import write_job
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run_builders import make_run
+from tests.unit.run.builders import make_run
 
 BEXPLORE = f"{sys.executable} -m bexplore"
 PRINTS = "batch-sizes --micro-batch-size 3"

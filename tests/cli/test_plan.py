@@ -19,8 +19,8 @@ from bexplore.planning.costs import OtherSettings
 from bexplore.planning.plan import make_plans
 from bexplore.planning.request import PlanRequest
 from bexplore.run.run_directory import open_run
-from tests.planning_builders import costs, traced
-from tests.run_builders import make_run
+from tests.unit.planning.builders import costs, traced
+from tests.unit.run.builders import make_run
 
 
 @pytest.fixture

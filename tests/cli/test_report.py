@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from bexplore.cli.offline import report
 from bexplore.measurement.probe import Observation
 from bexplore.output.report.files import html, read_report_data
-from tests.run_builders import Page, make_run, probe
+from tests.unit.run.builders import Page, make_run, probe
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 

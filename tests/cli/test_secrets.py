@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.builders import JOBS, ROOT
-from tests.command_builders import TRAIN
+from tests.engine.command_starts import TRAIN
 
 SALT = "Zq81x"
 # Kind -> a secret that occurs nowhere else. Those of the second half are in the environment of the explorer.

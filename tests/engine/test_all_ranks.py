@@ -14,7 +14,7 @@ from bexplore.engine.runner import EngineRunner
 from bexplore.errors import EngineError
 from bexplore.host.process_tree import WORKER_MARK, find_marked
 from bexplore.measurement.probe import Outcome
-from tests.rank_builders import NUM_RANKS, job, probe, run, settings
+from tests.engine.rank_jobs import NUM_RANKS, job, probe, run, settings
 
 
 def marked() -> list[int]:

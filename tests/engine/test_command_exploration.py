@@ -17,7 +17,7 @@ from bexplore.exploration.command import REAL_STEP
 from bexplore.measurement.probe import Observation
 from bexplore.run.events import AlreadyFinished, JobEvent, Planned
 from bexplore.search.result import ProbeFinished
-from tests.command_builders import TRAIN, marked_processes, training
+from tests.engine.command_starts import TRAIN, marked_processes, training
 
 # Reads a file and options as a user's own script does, and trains.
 SCRIPT = f"""\

@@ -14,7 +14,7 @@ import optuna
 import pytest
 
 from tests.builders import ROOT
-from tests.command_builders import TRAIN, marked_processes, shared_memory
+from tests.engine.command_starts import TRAIN, marked_processes, shared_memory
 
 pytestmark = pytest.mark.external
 

@@ -18,7 +18,7 @@ from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.command import Command
 from bexplore.measurement.probe import Outcome
 from tests.builders import ROOT
-from tests.command_builders import marked_processes, probe_of, search_probe_of, shared_memory
+from tests.engine.command_starts import marked_processes, probe_of, search_probe_of, shared_memory
 
 pytestmark = pytest.mark.external
 

@@ -20,6 +20,7 @@ from bexplore.command.probe_folder import OBSERVER
 from bexplore.command.processes import Start, end_leftovers
 from bexplore.host import process_tree
 from bexplore.host.process_tree import PROBE_MARK, WORKER_MARK
+from tests.builders import wait_for
 
 SLEEPS = "import time; time.sleep(60)"
 
@@ -36,11 +37,6 @@ def started(tmp_path: Path):
     yield start
     for one in starts:
         assert one.end() == []
-
-
-def wait_for(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.01)
 
 
 # Ways of a command to leave its parent, its session, its group or its environment; `{sleep}` writes its process id.

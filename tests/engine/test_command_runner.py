@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,7 +31,8 @@ from bexplore.errors import BexploreError, EngineError, UserInputError, UserProg
 from bexplore.exploration.base import ExploreOptions
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.search.result import ProbeFinished
-from tests.command_builders import (
+from tests.builders import free_port
+from tests.engine.command_starts import (
     TRAIN,
     Surroundings,
     marked_processes,
@@ -70,13 +70,6 @@ def spawning(export: Path) -> Command:
     words = ("--micro-batch-size", "{micro_batch_size}", "--out", "{output_dir}", "--export", str(export))
     argv = (sys.executable, str(SPAWN), *words, "--port", str(free_port()))
     return Command(argv=argv, env={"OMP_NUM_THREADS": "1"})
-
-
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from bexplore.errors import UserProgramError
 from bexplore.exploration.base import ExploreOptions
 from bexplore.measurement.probe import Outcome
 from bexplore.search.result import ProbeFinished
-from tests.command_builders import search_probe_of
+from tests.engine.command_starts import search_probe_of
 
 PROGRAM = """
 import sys

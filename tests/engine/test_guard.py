@@ -12,7 +12,7 @@ from bexplore.guard.pairs import run_pair
 from bexplore.guard.snapshot import time_block
 from bexplore.measurement.probe import Compilation, Probe
 from tests.builders import DEVICE, JOBS, imported_job
-from tests.guard_builders import write_job
+from tests.unit.guard.builders import write_job
 
 pytest_plugins = ["pytester"]
 

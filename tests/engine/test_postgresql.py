@@ -14,18 +14,18 @@ from bexplore.run.journal import Journal
 from bexplore.search import loop
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
-from tests import postgres_builders
+from tests.engine import postgres
 
 pytestmark = [
     pytest.mark.external,
-    pytest.mark.skipif(bool(postgres_builders.missing()), reason=postgres_builders.missing() or "it is there"),
+    pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing() or "it is there"),
 ]
 SPACE = Space.from_sizes([1, 2, 4, 8, 16])
 
 
 @pytest.fixture
-def server() -> Iterator[postgres_builders.Server]:
-    with postgres_builders.server() as made:
+def server() -> Iterator[postgres.Server]:
+    with postgres.server() as made:
         yield made
 
 

@@ -15,8 +15,8 @@ from bexplore.engine.all_ranks import AllRanksRunner
 from bexplore.job import CompileSettings, Parallelism
 from bexplore.measurement.probe import Compilation, Observation, Probe
 from tests.builders import imported_job
-from tests.rank_builders import NUM_RANKS, settings
-from tests.runner_contract import RunnerContract, Subject
+from tests.engine.rank_jobs import NUM_RANKS, settings
+from tests.unit.measurement.runner_contract import RunnerContract, Subject
 
 pytestmark = pytest.mark.on_device
 

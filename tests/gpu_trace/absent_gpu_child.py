@@ -32,7 +32,7 @@ def main(path: Path, num_blocks: int) -> None:
     sys.path.insert(0, str(ROOT))
     from bexplore.config.load import load_config
     from bexplore.trace.tracer import trace_job
-    from tests.recorded_lines import most_bytes, record_graph, steps_of
+    from tests.torch.trace.recorded_lines import most_bytes, record_graph, steps_of
 
     job = load_config(path).on_device("cuda:0").job
     job = dataclasses.replace(job, model=with_blocks(dict(job.model), num_blocks))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -18,8 +17,8 @@ from bexplore.command import watch
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.command import Command
 from bexplore.measurement.probe import Outcome
-from tests.builders import ROOT
-from tests.command_builders import TRAIN, marked_processes, probe_of, search_probe_of, shared_memory
+from tests.builders import ROOT, free_port
+from tests.engine.command_starts import TRAIN, marked_processes, probe_of, search_probe_of, shared_memory
 
 pytestmark = pytest.mark.external
 
@@ -65,11 +64,6 @@ def run_of(slurm: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert marked_processes(run_dir) == shared_memory(run_dir) == []
     assert held_by_the_cluster() == []
     assert not list(run_dir.rglob("checkpoint*"))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def held_by_the_cluster() -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from bexplore.engine.runner import EngineRunner
 from bexplore.measurement.probe import Outcome
-from tests.rank_builders import job, probe, run, settings
+from tests.engine.rank_jobs import job, probe, run, settings
 
 pytestmark = pytest.mark.external
 

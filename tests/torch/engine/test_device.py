@@ -22,7 +22,7 @@ from bexplore.errors import UserInputError
 from bexplore.exploration import job as exploration
 from bexplore.exploration import variants
 from tests.builders import imported_job
-from tests.run_builders import cost_model
+from tests.unit.run.builders import cost_model
 
 GIB = 2**30
 H100 = "NVIDIA H100 80GB HBM3"

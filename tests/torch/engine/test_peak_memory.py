@@ -13,7 +13,7 @@ from bexplore.engine.worker.peak_memory import PeakMemory, highest_sum, measure_
 from bexplore.engine.worker.steps import Steps
 from bexplore.job import Job, Parallelism
 from bexplore.workloads import build
-from tests.group_builders import leave_group
+from tests.torch.groups import leave_group
 
 GIB = 2**30
 

@@ -22,7 +22,7 @@ from bexplore.trace.timeline import Phase, Polynomial, gradient_memory
 from bexplore.trace.tracer import trace_job
 from bexplore.workloads import build
 from tests.builders import JOBS
-from tests.group_builders import leave_group
+from tests.torch.groups import leave_group
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,7 @@ import torch
 from bexplore.job import CompileSettings, Job, Parallelism
 from bexplore.trace.tracer import trace_job
 from tests.builders import RECORDED
-from tests.group_builders import leave_group
+from tests.torch.groups import leave_group
 
 PATH = RECORDED / "traces_of_torch_2_13.json"
 EAGER = CompileSettings(enabled=False)

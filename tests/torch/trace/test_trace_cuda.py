@@ -19,7 +19,7 @@ from bexplore.trace.lifetimes import Allocate, Output, Plan, replay
 from bexplore.trace.operators import workspace_sizes
 from bexplore.trace.tracer import trace_job
 from tests.builders import RECORDED, imported_job
-from tests.recorded_lines import most_bytes, steps_of
+from tests.torch.trace.recorded_lines import most_bytes, steps_of
 
 H100 = GpuProperties.of_device(device_by_name("h100"))
 PRIME = 61

@@ -8,7 +8,7 @@ import pytest
 
 from bexplore.job import Precision
 from bexplore.workloads.decoder import DecoderConfig
-from tests.config_builders import FLAG, Folder, sections, trainer
+from tests.unit.config.builders import FLAG, Folder, sections, trainer
 
 
 @pytest.fixture

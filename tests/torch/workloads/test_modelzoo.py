@@ -13,7 +13,7 @@ from bexplore.config.load import load_config
 from bexplore.job import Job
 from bexplore.workloads import build
 from bexplore.workloads.torch_private import tree_leaves
-from tests.modelzoo_builders import TINY, file_of
+from tests.unit.config.dialects.modelzoo_files import TINY, file_of
 
 pytest.importorskip("transformers", reason="the extra `hf` is not installed")
 

@@ -16,7 +16,7 @@ from bexplore.workloads.parallel import mesh_of
 from bexplore.workloads.placement import local
 from bexplore.workloads.torch_private import chunks_on_demand
 from bexplore.workloads.workload import check_precision, converting
-from tests.group_builders import leave_group
+from tests.torch.groups import leave_group
 
 DECODER = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 50, "max_position_embeddings": 8}
 EAGER = CompileSettings(enabled=False)

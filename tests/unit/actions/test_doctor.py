@@ -12,7 +12,7 @@ from bexplore.actions.doctor import Status
 from bexplore.engine.process.rank_listener import KEY_VARIABLE
 from bexplore.engine.protocol.messages import Done, Failed
 from bexplore.measurement.probe import Outcome
-from tests.config_builders import Folder, sections
+from tests.unit.config.builders import Folder, sections
 
 CPU = {"device": "cpu", "device_name": "x", "capability": "y", "total_memory_bytes": None, "free_memory_bytes": None}
 

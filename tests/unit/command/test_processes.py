@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from bexplore.command.processes import Start
+from tests.builders import wait_for
 
 SLEEPS = "import time; time.sleep(60)"
 
@@ -28,11 +29,6 @@ def started(tmp_path: Path):
     yield start
     for one in starts:
         assert one.end() == []
-
-
-def wait_for(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.01)
 
 
 def test_what_neither_launches_nor_waits_to_leave_is_killed_without_running_on(started, tmp_path):

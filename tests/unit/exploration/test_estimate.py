@@ -8,7 +8,7 @@ import pytest
 
 from bexplore.exploration.estimate import expected_duration
 from bexplore.trace.timeline import Polynomial
-from tests.run_builders import cost_model, make_run
+from tests.unit.run.builders import cost_model, make_run
 
 MACHINE = {"torch": "2.13.0", "processor": None, "accelerator": None, "threads": None}
 PROBES_S, PASSES_S = 12.0, 0.04 + 0.07 + 3 * 8 / 410 + 0.01  # of the run that is on disk

@@ -38,7 +38,7 @@ from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.timeline import Peak, Phase, Polynomial
-from tests.run_builders import make_run, probe
+from tests.unit.run.builders import make_run, probe
 
 GIB = 2**30
 BFLOAT16_JOB = """\

@@ -22,7 +22,7 @@ from bexplore.run.events import AlreadyFinished, Finished, Planned, Recommended,
 from bexplore.run.fingerprint import search_settings
 from bexplore.run.selection import Selection
 from bexplore.search.result import ProbeFinished
-from tests.settings_builders import GIB, trace
+from tests.unit.exploration.variant_builders import GIB, trace
 
 # Of a sample, GiB and the share of the speed, by what is recomputed. The machine saturates near 30 samples.
 MEMORY = {"none": 1.0, "selective": 0.7, "full": 0.25}

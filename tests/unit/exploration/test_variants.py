@@ -18,8 +18,8 @@ from bexplore.job import CompileSettings, Job, Precision
 from bexplore.run.selection import Selection, TracedVariant
 from bexplore.search.space import MemoryPrior
 from bexplore.trace.cost_model import CostModel
-from tests.config_builders import Folder, sections
-from tests.settings_builders import GIB, trace
+from tests.unit.config.builders import Folder, sections
+from tests.unit.exploration.variant_builders import GIB, trace
 
 SIZES = (1, 2, 3, 4, 6, 8)
 JOB = Job(workload="decoder")

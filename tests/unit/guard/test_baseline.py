@@ -9,7 +9,7 @@ import pytest
 from bexplore.errors import EngineError, UserInputError
 from bexplore.guard import read_baseline, write_baseline
 from bexplore.trace.program_metrics import Item
-from tests.guard_builders import baseline, facts, worker
+from tests.unit.guard.builders import baseline, facts, worker
 
 
 def test_a_baseline_is_read_as_it_was_written_and_is_readable(tmp_path):

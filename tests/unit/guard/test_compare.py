@@ -15,7 +15,7 @@ from bexplore.guard.report import NotCompared
 from bexplore.guard.sizes import check_still_wins, compare_speedups, compare_with_other_day
 from bexplore.output.guard_table import guard_table
 from bexplore.trace.program_metrics import Item, ProgramMetrics
-from tests.guard_builders import baseline, facts, report_of, worker
+from tests.unit.guard.builders import baseline, facts, report_of, worker
 
 BOTH = {Tier.ANY_MACHINE: "", Tier.SAME_TOOLCHAIN: ""}
 

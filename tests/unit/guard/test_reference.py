@@ -9,7 +9,7 @@ import pytest
 from bexplore.errors import EngineError
 from bexplore.guard.pairs import refuse_foreign
 from bexplore.guard.reference import Reference, find_foreign_files, open_reference
-from tests.guard_builders import write_job
+from tests.unit.guard.builders import write_job
 
 
 @pytest.fixture

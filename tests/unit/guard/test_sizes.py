@@ -5,7 +5,7 @@ from __future__ import annotations
 from bexplore.guard import Status
 from bexplore.guard.baseline import SizeTimes
 from bexplore.guard.sizes import check_still_wins, choose_sizes
-from tests.guard_builders import worker
+from tests.unit.guard.builders import worker
 
 
 def test_the_sizes_around_the_recommended_one_stay_within_what_fits():

@@ -12,8 +12,8 @@ from bexplore.guard.report import Tier
 from bexplore.guard.snapshot import Guarded, Setup, find_guarded, observe
 from bexplore.run import run_directory
 from bexplore.run.result import RunResult
-from tests.config_builders import Folder, sections
-from tests.guard_builders import baseline, facts
+from tests.unit.config.builders import Folder, sections
+from tests.unit.guard.builders import baseline, facts
 
 LISTS = {"settings": {"activation_checkpointing": ["none", "full"]}}
 FULL = {"activation_checkpointing": "full"}

@@ -31,7 +31,7 @@ from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.run.fingerprint import Fingerprint
 from bexplore.run.run_directory import differences
 from bexplore.search.study.storage import open_storage, storage_errors
-from tests.run_builders import NOW
+from tests.unit.run.builders import NOW
 
 SECRET_NAMES = """
     WANDB_API_KEY HF_TOKEN HUGGING_FACE_HUB_TOKEN AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN OPENAI_API_KEY PGPASSWORD

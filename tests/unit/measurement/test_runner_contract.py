@@ -9,8 +9,8 @@ from bexplore.replay.replay import ReplayOptions, TableRunner
 from bexplore.replay.table import Curve, Point
 from bexplore.search.space import MemoryPrior, Space
 from bexplore.testing.simulator import Family, SimulatedRunner, World
-from tests.runner_contract import RunnerContract, Subject
-from tests.search_builders import GIB, CurveRunner, saturating
+from tests.unit.measurement.runner_contract import RunnerContract, Subject
+from tests.unit.search.builders import GIB, CurveRunner, saturating
 
 SIZES = (1, 4, 16, 64)
 

@@ -10,7 +10,7 @@ import pytest
 from bexplore.guard import Finding, Report, Status, Tier
 from bexplore.guard.report import NotCompared
 from bexplore.output.guard_ci import append_step_summary, github_annotations, write_junit
-from tests.guard_builders import report_of
+from tests.unit.guard.builders import report_of
 
 
 def test_junit_fails_what_is_worse_skips_what_was_not_compared_and_is_never_green_on_nothing(tmp_path):

@@ -15,8 +15,8 @@ from bexplore.output.report.page import bottlenecks
 from bexplore.output.report.report_data import read_report_data
 from bexplore.planning.network import FILE_NAME, Link
 from bexplore.planning.sources import costs_of_run
-from tests.planning_builders import timed_network
-from tests.run_builders import make_run
+from tests.unit.planning.builders import timed_network
+from tests.unit.run.builders import make_run
 
 SPEED = 1e9  # bytes/s of bus bandwidth
 

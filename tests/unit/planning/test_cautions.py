@@ -9,7 +9,7 @@ from bexplore.planning.costs import PassCost
 from bexplore.planning.network import NetworkFigures
 from bexplore.planning.plan import make_plans
 from bexplore.planning.request import Amount, Devices, PlanRequest
-from tests.planning_builders import costs, timed_network, traced
+from tests.unit.planning.builders import costs, timed_network, traced
 
 FAST = NetworkFigures.stated(1e15)
 USUAL = (Amount(number=1024),)  # of a million tokens, for a model of a billion parameters

@@ -7,8 +7,8 @@ from bexplore.job import Parallelism
 from bexplore.planning.costs import PassCost
 from bexplore.planning.plan import make_plans
 from bexplore.planning.request import Devices, PlanRequest
-from tests.planning_builders import together
-from tests.run_builders import GIB, cost_model
+from tests.unit.planning.builders import together
+from tests.unit.run.builders import GIB, cost_model
 
 # Of a rank of four: states of 1 GiB and a quarter GiB a sample, 3 GiB with eight samples.
 PASSES = {1: PassCost(seconds=0.2, last_s=0.2), 8: PassCost(seconds=0.8, last_s=0.8)}

@@ -22,7 +22,7 @@ from bexplore.planning.network import (
     group_senders,
     limit_tensor_bytes,
 )
-from tests.planning_builders import timed_network
+from tests.unit.planning.builders import timed_network
 
 MIB = 2**20
 

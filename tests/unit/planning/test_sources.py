@@ -17,9 +17,9 @@ from bexplore.planning.costs import peak_of
 from bexplore.planning.network import FILE_NAME
 from bexplore.planning.request import Devices, PlanRequest
 from bexplore.planning.sources import costs_of_config, costs_of_run
-from tests.config_builders import Folder, sections
-from tests.planning_builders import timed_network
-from tests.run_builders import make_run, probe
+from tests.unit.config.builders import Folder, sections
+from tests.unit.planning.builders import timed_network
+from tests.unit.run.builders import make_run, probe
 
 NETWORK = {2**20: 1e9, 2**30: 1e9}
 

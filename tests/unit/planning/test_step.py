@@ -8,7 +8,7 @@ from bexplore.planning.costs import PassCost, PredictedSpeeds
 from bexplore.planning.network import NetworkFigures
 from bexplore.planning.plan import make_plans
 from bexplore.planning.request import Amount, Devices, PlanRequest, Work
-from tests.planning_builders import costs, together, traced
+from tests.unit.planning.builders import costs, together, traced
 
 FAST = NetworkFigures.stated(1e15)
 

@@ -11,7 +11,7 @@ from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation
 from bexplore.run.fingerprint import Fingerprint, describe, search_settings
 from bexplore.run.run_directory import differences
-from tests.config_builders import Folder, sections
+from tests.unit.config.builders import Folder, sections
 
 
 @pytest.fixture

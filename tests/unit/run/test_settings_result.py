@@ -13,8 +13,8 @@ from bexplore.run.settings_result import FrontPoint, OverFile, over_file, pareto
 from bexplore.search.posterior.joint import JointPosterior, Variant, fit_joint
 from bexplore.search.space import MemoryPrior, Space
 from tests.builders import observed
-from tests.search_builders import measured
-from tests.settings_builders import trace
+from tests.unit.exploration.variant_builders import trace
+from tests.unit.search.builders import measured
 
 GIB = 2**30
 NONE, FULL = {"activation_checkpointing": "none"}, {"activation_checkpointing": "full"}

@@ -19,7 +19,7 @@ from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
-from tests.search_builders import CurveRunner, measured, saturating
+from tests.unit.search.builders import CurveRunner, measured, saturating
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SHARED = SearchSettings(search_compilation=Compilation.SHARED, user_compilation=Compilation.SHARED, verify_exact=False)

@@ -26,7 +26,7 @@ from bexplore.search.result import ProbeFinished, ProbeStarted, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
 from tests.builders import observed
-from tests.search_builders import CurveRunner, failed, measured, saturating
+from tests.unit.search.builders import CurveRunner, failed, measured, saturating
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SHARED = SearchSettings()

@@ -18,7 +18,7 @@ from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.space import Space
 from tests.builders import ROOT
-from tests.search_builders import measured, saturating
+from tests.unit.search.builders import measured, saturating
 
 
 def recommended(sizes, evidence) -> Recommendation | None:

@@ -14,7 +14,7 @@ from bexplore.search.loop import KeepBatchSize, RunRecord, explore
 from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
-from tests.search_builders import CurveRunner, failed
+from tests.unit.search.builders import CurveRunner, failed
 
 SETTINGS = SearchSettings(max_probes=12)
 FEW = Space.from_sizes([1, 2, 4, 8, 16, 32])

@@ -21,7 +21,7 @@ from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
-from tests.search_builders import CurveRunner, failed, measured
+from tests.unit.search.builders import CurveRunner, failed, measured
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 PLATEAU = {12: 175.0, 32: 192.0, 36: 196.0, 60: 186.0, 64: 181.0, 124: 164.0, 128: 165.0, 132: 165.0}

@@ -14,7 +14,7 @@ from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.testing.failures import FailureKind, StructuredFailure
-from tests.search_builders import CurveRunner, failed, saturating
+from tests.unit.search.builders import CurveRunner, failed, saturating
 
 ONE_PROGRAM = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 KINDS = {

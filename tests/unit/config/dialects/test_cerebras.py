@@ -20,7 +20,7 @@ from bexplore.errors import UserInputError
 from bexplore.host.records import from_record
 from bexplore.job import Job, Mode, Precision
 from tests.builders import ROOT
-from tests.config_builders import FLAG, GPT, Folder, sections, trainer
+from tests.unit.config.builders import FLAG, GPT, Folder, sections, trainer
 
 CONFIGS, GUIDE = ROOT / "configs", ROOT / "docs" / "guide.md"
 

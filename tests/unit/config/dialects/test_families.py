@@ -16,7 +16,7 @@ from bexplore.config.dialects.family import Numbers, add_launcher
 from bexplore.config.document.writer import without_section
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
-from tests.family_builders import TEXTS
+from tests.unit.config.dialects.family_files import TEXTS
 
 
 def written(folder: Path, text: str, suffix: str = ".yaml") -> Path:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.config_builders import Folder, trainer
-from tests.modelzoo_builders import REFUSED, TINY, file_of
+from tests.unit.config.builders import Folder, trainer
+from tests.unit.config.dialects.modelzoo_files import REFUSED, TINY, file_of
 
 # Family -> workload, model type, and settings that come from its section alone.
 EXPECTED = {

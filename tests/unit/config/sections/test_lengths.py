@@ -10,7 +10,7 @@ import pytest
 from bexplore.config.config import Config
 from bexplore.config.sections.lengths import give_lengths
 from bexplore.job.lengths import Collation, Lengths
-from tests.config_builders import Folder, sections
+from tests.unit.config.builders import Folder, sections
 
 GPT2 = {"task": "causal_lm", "model_type": "gpt2", "config": {"n_positions": 64}}
 IMAGES = {"task": "image_classification", "model_type": "vit"}

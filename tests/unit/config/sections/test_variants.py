@@ -6,7 +6,7 @@ import pytest
 
 from bexplore.config.sections.variants import MAX_VARIANTS, changes_training, find_key_path, name_settings
 from bexplore.job import Precision
-from tests.config_builders import Folder, sections
+from tests.unit.config.builders import Folder, sections
 
 OWN_MODEL = {"model": "m:a", "batch": "m:b"}
 

@@ -12,7 +12,7 @@ from bexplore.config.config import Config
 from bexplore.errors import UserInputError
 from bexplore.host.records import from_record
 from bexplore.job import Job, Parallelism
-from tests.config_builders import Folder, sections, trainer
+from tests.unit.config.builders import Folder, sections, trainer
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.posterior import CredibleBand, fit_posterior
 from bexplore.search.space import MemoryPrior, Space
 from tests.builders import observed
-from tests.run_builders import GIB, HOSTILE, Page, cost_model, make_run, probe
+from tests.unit.run.builders import GIB, HOSTILE, Page, cost_model, make_run, probe
 
 
 def rewrite(run: Run, **changes: object) -> None:

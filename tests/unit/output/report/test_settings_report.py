@@ -16,7 +16,7 @@ from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
 from bexplore.run.selection import Selection, TracedVariant
 from bexplore.run.settings_result import FrontPoint
-from tests.run_builders import GIB, Page, cost_model, make_run, probe
+from tests.unit.run.builders import GIB, Page, cost_model, make_run, probe
 
 NONE, FULL = {"activation_checkpointing": "none"}, {"activation_checkpointing": "full"}
 NAMES = ("activation_checkpointing=none", "activation_checkpointing=full")

@@ -24,7 +24,7 @@ from bexplore.search.result import noise_warnings
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
-from tests.search_builders import CurveRunner, measured, saturating
+from tests.unit.search.builders import CurveRunner, measured, saturating
 
 SHARED = SearchSettings(search_compilation=Compilation.SHARED, verify_exact=False)
 

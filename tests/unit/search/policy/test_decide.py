@@ -16,7 +16,7 @@ from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
 from bexplore.testing.variants import draw_joint_world, joint_runner
-from tests.search_builders import GIB, measured, saturating
+from tests.unit.search.builders import GIB, measured, saturating
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 SETTINGS = SearchSettings(max_probes=30)

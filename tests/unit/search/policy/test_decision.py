@@ -15,7 +15,7 @@ from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
-from tests.search_builders import CurveRunner, measured
+from tests.unit.search.builders import CurveRunner, measured
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=98)
 SIZES = Space.from_sizes([8, 16, 32, 64, 128, 256])

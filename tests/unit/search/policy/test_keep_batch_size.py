@@ -19,7 +19,7 @@ from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space, default_candidates, largest_wanted
 from bexplore.search.study.sampler import BexploreSampler, open_study
 from bexplore.search.study.trials import read_evidence
-from tests.search_builders import CurveRunner, failed, measured, saturating
+from tests.unit.search.builders import CurveRunner, failed, measured, saturating
 
 MANY = Space.from_sizes(default_candidates(1, 512))
 

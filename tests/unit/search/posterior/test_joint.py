@@ -16,7 +16,7 @@ from bexplore.search.posterior.noise_model import COMMON_MODE_SD, EXPECTED_COMMO
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.posterior.prior import LEVEL_SD, Kinship
 from bexplore.search.space import MemoryPrior, Space
-from tests.search_builders import GIB, measured, saturating
+from tests.unit.search.builders import GIB, measured, saturating
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 

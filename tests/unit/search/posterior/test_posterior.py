@@ -15,7 +15,7 @@ from bexplore.search.posterior.posterior import Posterior, fit_posterior
 from bexplore.search.recommendation import recommend
 from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
 from tests.builders import observed
-from tests.search_builders import GIB, measured, saturating
+from tests.unit.search.builders import GIB, measured, saturating
 
 
 def believed(sizes, evidence, **options) -> Posterior:

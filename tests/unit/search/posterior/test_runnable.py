@@ -10,7 +10,7 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.runnable import RunBelief, extended
 from bexplore.search.posterior.size_rules import Clues, RuleKind, SizeRule, read
 from bexplore.search.space import Space
-from tests.search_builders import measured
+from tests.unit.search.builders import measured
 
 SPACE = Space.from_sizes(range(1, 257))
 QUEUE_LINE = "assert self.K % batch_size == 0  # for simplicity"

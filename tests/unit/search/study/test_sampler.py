@@ -14,7 +14,7 @@ from bexplore.search import loop
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space, default_candidates
 from bexplore.search.study.sampler import BexploreSampler, open_study
-from tests.search_builders import CurveRunner, saturating
+from tests.unit.search.builders import CurveRunner, saturating
 
 SETTINGS = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SPACE = Space.from_sizes(default_candidates(1, 512))

@@ -19,7 +19,7 @@ from bexplore.search.space import Space
 from bexplore.search.study import storage, trials
 from bexplore.search.study.sampler import BexploreSampler, open_study
 from tests.builders import observed
-from tests.search_builders import CurveRunner
+from tests.unit.search.builders import CurveRunner
 
 SPACE = Space.from_sizes([1, 2, 4, 8, 16])
 

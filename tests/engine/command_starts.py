@@ -14,7 +14,7 @@ from bexplore.config.command import Command
 from bexplore.host.process_tree import PROBE_MARK
 from bexplore.measurement.probe import Compilation, Probe
 
-TRAIN = Path(__file__).parent / "jobs" / "training_command.py"
+TRAIN = Path(__file__).parents[1] / "jobs" / "training_command.py"
 
 
 def training(*words: str, ranks: int = 1, script: Path = TRAIN, **fields) -> Command:

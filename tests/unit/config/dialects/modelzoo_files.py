@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.config_builders import LLAMA
+from tests.unit.config.builders import LLAMA
 
 _ENCODER = {
     "vocab_size": 61,

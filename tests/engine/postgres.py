@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.builders import free_port
 
 USER = "postgres"  # the server refuses to run as root
 
@@ -55,7 +56,7 @@ def server() -> Iterator[Server]:
         shutil.chown(folder, USER)
     try:
         _run("initdb", "--pgdata", folder / "data", "--username", USER, "--auth", "trust", "--no-sync")
-        made = Server(folder, _free_port())
+        made = Server(folder, free_port())
         made.start()
         try:
             yield made
@@ -74,9 +75,3 @@ def _run(name: str, *arguments: object) -> None:
     command = [str(_program(name)), *map(str, arguments)]
     options = {"user": USER, "group": USER, "extra_groups": []} if os.getuid() == 0 else {}
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", **options)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
