@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged
 from bexplore.actions.probe import probe_once
-from bexplore.diagnosis.bottlenecks import profile_bottlenecks
+from bexplore.diagnosis.profiled import profile_bottlenecks
 
 
 def profile_gpt(context: Context) -> Verdict:

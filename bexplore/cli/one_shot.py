@@ -11,7 +11,7 @@ import click
 from bexplore.actions.probe import probe_once
 from bexplore.actions.trace import trace_job
 from bexplore.cli.options import CONFIG, DEVICE_NAME, Common, common_options
-from bexplore.diagnosis.bottlenecks import profile_bottlenecks
+from bexplore.diagnosis.profiled import profile_bottlenecks
 from bexplore.emulated_gpu.config_environment import build_environment
 from bexplore.errors import ExitCode, UserInputError
 from bexplore.host.accelerators import DEVICES

@@ -8,18 +8,17 @@ multiplication guide, and stas00/ml-engineering, training/performance.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 from bexplore.host.accelerators import Device, published_device
 from bexplore.job import Job, Parallelism, Precision, device_kind
 from bexplore.measurement.probe import Compilation, Observation, Outcome
-from bexplore.measurement.profile import BATCH, STEP, UPDATE, Profile, ProfiledCollective
-from bexplore.run.bottleneck import Bottleneck
+from bexplore.run.bottleneck import PLAYBOOK, Bottleneck
 from bexplore.run.parallel_result import ParallelResult
 from bexplore.trace.cost_model import CostModel
 from bexplore.units import counted, format_seconds
@@ -34,37 +33,63 @@ IDLE_ARITHMETIC = 0.1  # below it an accelerator mostly waits
 # Launches of a pass take milliseconds: where the peak is unknown, they do not explain a longer pass.
 SHORT_PASS_S = 0.05
 LARGE_COMMUNICATION = 0.1  # share of a pass above which communication that nothing hides is reported
-EXPLAINS = 0.5  # share of exposed communication from which the bandwidth is its reason, and below which waiting is
 LARGE_UPDATE = 0.1  # share of an optimizer step from which the update is reported
 LOW_INTENSITY = 10.0  # operations per byte below which memory, not arithmetic, limits every device of today
 LOW_WAVE_EFFICIENCY = 0.8
-# Of profiled steps; the three are judgements, like those above.
-LARGE_INPUT = 0.05  # share of a profiled step that batches may take; a loader's workers prepare them beside it
-BUSY_DEVICE = 0.8  # share of a profiled step below which a device mostly waits for launches
-FEW_MATRICES = 0.4  # share of kernel time below which most of it moves memory
 TILE = (128, 256)  # rows and columns of the matrix tiles that cuBLAS prefers
 SHAPES = "NVIDIA matrix multiplication guide"
 COMMUNICATION = "PyTorch DDP (arXiv 2006.15704) and FSDP (arXiv 2304.11277)"
 TF32_CAPABILITY = 8.0  # of the first NVIDIA devices with TF32; Inductor warns from here on too (`_warn_tf32_disabled`)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkEvidence:
-    """What `bexplore network` has timed between the devices that train.
+Evidence = TypeVar("Evidence")
+Values = Mapping[str, Any]
+When: TypeAlias = Callable[[Evidence], Values | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[Evidence]):
+    """One rule. Its texts are templates of `str.format` over the values that `when` returns.
 
     Attributes:
-        slow: Ranks and links that hold the others up, a sentence each.
-        speeds: Bandwidths by name, bytes/s: of the slowest link, and of the median one.
-        seconds: Returns how long collectives take at the bandwidth that was timed; None for one that was not timed.
-        exposed_s: Seconds of a pass of the run that communication added to it; None if unknown.
-        explained_s: Seconds that all collectives of such a pass take at that bandwidth; None if unknown.
+        kind: As in `Bottleneck`.
+        text: What was seen.
+        action: What to try; empty where nothing needs to be done.
+        source: Where the rule comes from.
+        when: Returns the values: numbers, which are the evidence, and words; None where the rule does not apply.
     """
 
-    slow: tuple[str, ...] = ()
-    speeds: Mapping[str, float] = field(default_factory=dict)
-    seconds: Callable[[ProfiledCollective], float | None] = lambda collective: None
-    exposed_s: float | None = None
-    explained_s: float | None = None
+    kind: str
+    text: str
+    action: str
+    source: str
+    when: When[Evidence]
+
+
+def rule(
+    rules: list[Rule[Evidence]], kind: str, text: str, action: str = "", source: str = PLAYBOOK
+) -> Callable[[When[Evidence]], When[Evidence]]:
+    """Append a rule to a list; the function below is its `when`."""
+
+    def append(when: When[Evidence]) -> When[Evidence]:
+        rules.append(Rule(kind, text, action, source, when))
+        return when
+
+    return append
+
+
+def evaluate_rules(rules: Iterable[Rule[Evidence]], evidence: Evidence) -> Iterator[Bottleneck]:
+    """Yield a finding for each rule that applies, in order."""
+    for one in rules:
+        values = one.when(evidence)
+        if values is not None:
+            yield Bottleneck(
+                kind=one.kind,
+                finding=one.text.format(**values),
+                action=one.action.format(**values),
+                source=one.source,
+                evidence={name: value for name, value in values.items() if not isinstance(value, str)},
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +118,12 @@ class JobEvidence:
 
     @cached_property
     def device(self) -> Device | None:
-        """Return the published figures of the device; None where it is not in the table."""
+        """Published figures of the device; None where it is not in the table."""
         return published_device({"device": self.job.device} | dict(self.device_info))
 
     @property
     def device_kind(self) -> str:
-        """Return `cpu`, `cuda` and so on."""
+        """`cpu`, `cuda` and so on."""
         return device_kind(str(self.device_info.get("device", self.job.device)))
 
     @property
@@ -129,7 +154,7 @@ class JobEvidence:
 
     @property
     def best(self) -> int:
-        """Return the recommended size, where there is one."""
+        """The recommended size, where there is one."""
         assert self.micro_batch_size is not None  # `find_bottlenecks` checks it
         return self.micro_batch_size
 
@@ -153,49 +178,79 @@ class JobEvidence:
         """Return the factor of throughput per doubling of the size, between two sizes."""
         return float((self.speeds[large] / self.speeds[small]) ** (1.0 / math.log2(large / small)))
 
+    @cached_property
+    def small_growth(self) -> Values | None:
+        """Growth of throughput at the smallest sizes; None where fewer than two were measured."""
+        base = min(self.speeds)
+        second = next((size for size in self.speeds if size >= 2 * base), None)
+        if second is None:
+            return None
+        growth = self.growth(base, second)
+        return {
+            "seen": f"from size {base} to {second} throughput {'grows' if growth >= 1 else 'falls to'} {growth:.2f}x "
+            f"per doubling ({self.speeds[base]:.4g} to {self.speeds[second]:.4g} samples/s)",
+            "size": str(self.best),
+            "micro_batch_size": second,
+            "base_micro_batch_size": base,
+            "throughput_per_doubling": growth,
+        }
+
+
+_TRANSFER: list[Rule[JobEvidence]] = []
+_GROWTH: list[Rule[JobEvidence]] = []  # each explains the same growth: the first that applies is taken
+_STEP: list[Rule[JobEvidence]] = []
+MOVE_LESS = "use bfloat16, fuse element-wise work (torch.compile does), or widen the matrices"
+
 
 def find_bottlenecks(evidence: JobEvidence) -> tuple[Bottleneck, ...]:
     """Return the bottlenecks of a job, the most important first; empty where there is no evidence of any."""
     if evidence.micro_batch_size not in evidence.speeds:
         return ()
-    rules = (_input, _communication, _scaling, _capacity, _update, _graph_breaks, _float32_matrices)
-    found = [item for rule in rules if (item := rule(evidence)) is not None]
+    found = [*evaluate_rules(_TRANSFER, evidence)]
+    found += [*evaluate_rules(_GROWTH, evidence)][:1]
+    found += evaluate_rules(_STEP, evidence)
     if evidence.is_on_accelerator:
         multiprocessors = evidence.device_info.get("num_multiprocessors")
         found += shape_hints(evidence.job, evidence.best, num_multiprocessors=multiprocessors)
     return tuple(found)
 
 
-def _input(evidence: JobEvidence) -> Bottleneck | None:
-    """Compare the loader's samples/s with those of a step; report a loader that could not be timed."""
-    loader = evidence.loader
-    if not loader:
+@rule(_TRANSFER, "input", "the data loader could not be timed: {problem}", "iterate over {loader} alone")
+def _find_loader_problem(evidence: JobEvidence) -> Values | None:
+    if not evidence.loader or not evidence.loader["problem"]:
         return None
-    if loader["problem"]:
-        return Bottleneck(
-            kind="input",
-            finding=f"the data loader could not be timed: {loader['problem']}",
-            action=f"iterate over {evidence.job.model.get('loader')} alone",
-        )
+    return {"problem": evidence.loader["problem"], "loader": str(evidence.job.model.get("loader"))}
+
+
+@rule(
+    _TRANSFER,
+    "input",
+    "the input pipeline is the limit: the loader gives {loader_samples_per_s:.4g} samples/s{workers}, the step "
+    "takes {step_samples_per_s:.4g}",
+    "raise num_workers, decode and augment less for each sample, or store samples already prepared",
+)
+def _find_slow_loader(evidence: JobEvidence) -> Values | None:
+    loader = evidence.loader
+    if not loader or loader["problem"]:
+        return None
     pass_s, update_s = evidence.pass_and_update_s
     steps = evidence.accumulation_steps or 1
-    taken = steps * evidence.best / (steps * pass_s + update_s)
-    given = loader["samples_per_s"]
+    taken, given = steps * evidence.best / (steps * pass_s + update_s), loader["samples_per_s"]
     if given >= taken:
         return None
-    workers = loader["num_workers"]
-    with_workers = "" if workers is None else f" with {counted(workers, 'worker')}"
-    return Bottleneck(
-        kind="input",
-        finding=f"the input pipeline is the limit: the loader gives {given:.4g} samples/s{with_workers}, the step "
-        f"takes {taken:.4g}",
-        action="raise num_workers, decode and augment less for each sample, or store samples already prepared",
-        evidence={"loader_samples_per_s": given, "step_samples_per_s": taken},
-    )
+    workers = "" if loader["num_workers"] is None else f" with {counted(loader['num_workers'], 'worker')}"
+    return {"loader_samples_per_s": given, "step_samples_per_s": taken, "workers": workers}
 
 
-def _communication(evidence: JobEvidence) -> Bottleneck | None:
-    """Report communication that computation does not hide, where all ranks ran."""
+@rule(
+    _TRANSFER,
+    "communication",
+    "communication is the limit: {exposed} of a pass, {communication_share:.0%}, are spent on it beyond what "
+    "computation hides ({ranks}){shared}",
+    "{ways} or a faster link between them",
+    COMMUNICATION,
+)
+def _find_exposed_communication(evidence: JobEvidence) -> Values | None:
     parallel = evidence.parallel
     if parallel is None or not parallel.holds_communication or parallel.parallel_efficiency is None:
         return None
@@ -203,40 +258,33 @@ def _communication(evidence: JobEvidence) -> Bottleneck | None:
     share = 1.0 - parallel.parallel_efficiency
     if share <= LARGE_COMMUNICATION:
         return None
-    # Ranks on the processors of one host also wait for each other's work, which one rank alone does not.
-    shared = "" if evidence.is_on_accelerator else ", or on the processors of a host, which its ranks share"
-    return Bottleneck(
-        kind="communication",
-        finding=f"communication is the limit: {format_seconds(parallel.exposed_communication_s)} of a pass, "
-        f"{share:.0%}, are spent on it beyond what computation hides ({parallel.description}){shared}",
-        action=_less_communication(evidence.job.parallelism, parallel.accumulation_steps),
-        source=COMMUNICATION,
-        evidence={
-            "communication_share": share,
-            "exposed_communication_s": parallel.exposed_communication_s,
-            "num_ranks": parallel.num_ranks,
-        },
-    )
+    return {
+        "communication_share": share,
+        "exposed_communication_s": parallel.exposed_communication_s,
+        "num_ranks": parallel.num_ranks,
+        "exposed": format_seconds(parallel.exposed_communication_s),
+        "ranks": parallel.description,
+        # Ranks on the processors of one host also wait for each other's work, which one rank alone does not.
+        "shared": "" if evidence.is_on_accelerator else ", or on the processors of a host, which its ranks share",
+        "ways": _list_ways_to_communicate_less(evidence.job.parallelism, parallel.accumulation_steps),
+    }
 
 
-def _less_communication(parallelism: Parallelism, accumulation_steps: int | None) -> str:
-    """Return what makes communication rarer or hides more of it, and is not set already.
-
-    A larger micro-batch is none of it: the search has tried the sizes that fit.
-    """
+def _list_ways_to_communicate_less(parallelism: Parallelism, accumulation_steps: int | None) -> str:
+    # What is not set already. A larger micro-batch is none of it: the search has tried the sizes that fit.
     ways = []
     if parallelism.num_replicas > 1:
-        ways.append(_rarer_reductions(parallelism, accumulation_steps))
+        ways.append(_name_rarer_reductions(parallelism, accumulation_steps))
     if parallelism.is_sharded and parallelism.fsdp_reshard_after_forward != "never":
         ways.append("fsdp_reshard_after_forward: never (gathers parameters once a pass, and holds them)")
     if parallelism.is_sharded:
         ways.append("a higher data_parallel_replicate_degree (HSDP: fewer ranks share a copy)")
     if parallelism.is_replicated_only and not parallelism.gradient_as_bucket_view:
         ways.append("gradient_as_bucket_view: true (copies no gradients)")
-    return f"{', '.join([*ways, 'fewer devices'])} or a faster link between them"
+    return ", ".join([*ways, "fewer devices"])
 
 
-def _rarer_reductions(parallelism: Parallelism, accumulation_steps: int | None) -> str:
+def _name_rarer_reductions(parallelism: Parallelism, accumulation_steps: int | None) -> str:
     if parallelism.gradient_sync != "every":
         return "a larger batch_size (more accumulation steps, of which the last alone reduces)"
     if accumulation_steps == 1:
@@ -244,100 +292,119 @@ def _rarer_reductions(parallelism: Parallelism, accumulation_steps: int | None) 
     return "explore.parallelism.gradient_sync: last (reduces gradients once a step)"
 
 
-def _scaling(evidence: JobEvidence) -> Bottleneck | None:
-    """Explain where throughput grows less at the small end than it should."""
-    speeds, best = evidence.speeds, evidence.best
-    base = min(speeds)
-    second = next((size for size in speeds if size >= 2 * base), None)
-    if second is None:
-        return None
-    growth = evidence.growth(base, second)
-    seen = (
-        f"from size {base} to {second} throughput {'grows' if growth >= 1 else 'falls to'} {growth:.2f}x per doubling "
-        f"({speeds[base]:.4g} to {speeds[second]:.4g} samples/s)"
-    )
-    numbers = {"micro_batch_size": second, "base_micro_batch_size": base, "throughput_per_doubling": growth}
-    utilization, bandwidth = evidence.model_flops_utilization, evidence.bandwidth_share
-    if bandwidth is not None and bandwidth >= BUSY_MEMORY:
-        finding = f"{seen}; size {best} moves {bandwidth:.0%} of the device's bandwidth"
-        return _memory_bound(finding, numbers | {"bandwidth_share": bandwidth})
-    if utilization is not None and utilization >= BUSY_ARITHMETIC:
-        finding = f"{seen}; size {best} reaches {utilization:.0%} of the peak arithmetic, which is good use"
-        return Bottleneck(kind="compute", finding=finding, evidence=numbers | {"mfu": utilization})
-    launch = _launch_bound(evidence, utilization) if evidence.is_on_accelerator else None
-    if launch is not None or growth >= GROWS:
-        return launch
-    model = evidence.cost_model
-    intensity = None if model is None else model.hardware_flops(best) / model.bytes_moved(best)
-    if intensity is not None and intensity < LOW_INTENSITY:
-        finding = f"{seen}; a pass does only {intensity:.2g} operations for each byte that it moves"
-        return _memory_bound(finding, numbers | {"flops_per_byte": intensity})
-    return _saturated(seen, numbers, on_accelerator=evidence.is_on_accelerator)
+@rule(
+    _GROWTH,
+    "bandwidth",
+    "memory bandwidth is the limit: {seen}; size {size} moves {bandwidth_share:.0%} of the device's bandwidth",
+    MOVE_LESS,
+)
+def _find_full_bandwidth(evidence: JobEvidence) -> Values | None:
+    growth, share = evidence.small_growth, evidence.bandwidth_share
+    return None if growth is None or share is None or share < BUSY_MEMORY else {**growth, "bandwidth_share": share}
 
 
-def _memory_bound(finding: str, numbers: Mapping[str, float]) -> Bottleneck:
-    return Bottleneck(
-        kind="bandwidth",
-        finding=f"memory bandwidth is the limit: {finding}",
-        action="use bfloat16, fuse element-wise work (torch.compile does), or widen the matrices",
-        evidence=numbers,
-    )
+@rule(_GROWTH, "compute", "{seen}; size {size} reaches {mfu:.0%} of the peak arithmetic, which is good use")
+def _find_full_arithmetic(evidence: JobEvidence) -> Values | None:
+    growth, share = evidence.small_growth, evidence.model_flops_utilization
+    return None if growth is None or share is None or share < BUSY_ARITHMETIC else {**growth, "mfu": share}
 
 
-def _launch_bound(evidence: JobEvidence, utilization: float | None) -> Bottleneck | None:
-    """Report an accelerator that idles while a pass takes hardly longer than one of half the size."""
-    pass_s, best = {size: size / speed for size, speed in evidence.speeds.items()}, evidence.best
+@rule(
+    _GROWTH,
+    "launch",
+    "launch overhead is the limit: a pass of size {size} takes {time}, one of size {half_micro_batch_size} "
+    "{half_time}{idle}",
+    "try larger sizes, or explore.compile: {{mode: reduce-overhead}} (CUDA graphs; to accumulate with them, "
+    "allocate .grad once and clear with zero_grad(set_to_none=False))",
+)
+def _find_launches(evidence: JobEvidence) -> Values | None:
+    # An accelerator that idles while a pass takes hardly longer than one of half the size.
+    utilization, best = evidence.model_flops_utilization, evidence.best
+    pass_s = {size: size / speed for size, speed in evidence.speeds.items()}
     half = max((size for size in pass_s if size <= best / 2), default=None)
     is_idle = pass_s[best] < SHORT_PASS_S if utilization is None else utilization < IDLE_ARITHMETIC
-    if half is None or not is_idle or pass_s[best] / pass_s[half] >= (best / half) ** math.log2(2 / GROWS):
+    if evidence.small_growth is None or not evidence.is_on_accelerator or half is None or not is_idle:
         return None
-    idle = "" if utilization is None else f", and only {utilization:.0%} of the peak arithmetic is used"
-    return Bottleneck(
-        kind="launch",
-        finding=f"launch overhead is the limit: a pass of size {best} takes {format_seconds(pass_s[best])}, one of "
-        f"size {half} {format_seconds(pass_s[half])}{idle}",
-        action="try larger sizes, or explore.compile: {mode: reduce-overhead} (CUDA graphs; to accumulate with them, "
-        "allocate .grad once and clear with zero_grad(set_to_none=False))",
-        evidence={"pass_time_s": pass_s[best], "half_micro_batch_size": half, "half_pass_time_s": pass_s[half]}
-        | ({} if utilization is None else {"mfu": utilization}),
-    )
+    if pass_s[best] / pass_s[half] >= (best / half) ** math.log2(2 / GROWS):
+        return None
+    return {
+        "pass_time_s": pass_s[best],
+        "half_micro_batch_size": half,
+        "half_pass_time_s": pass_s[half],
+        "size": str(best),
+        "time": format_seconds(pass_s[best]),
+        "half_time": format_seconds(pass_s[half]),
+        "idle": "" if utilization is None else f", and only {utilization:.0%} of the peak arithmetic is used",
+    } | ({} if utilization is None else {"mfu": utilization})
 
 
-def _saturated(seen: str, numbers: Mapping[str, float], *, on_accelerator: bool) -> Bottleneck:
-    what = "the device" if on_accelerator else "the processor"
-    if numbers["throughput_per_doubling"] > FLAT:
-        finding = f"{what} is half saturated at the smallest sizes: {seen}, where 2x would be ideal"
-        return Bottleneck(kind="saturated", finding=finding, evidence=numbers)
-    samples = counted(int(numbers["base_micro_batch_size"]), "sample")
-    return Bottleneck(
-        kind="saturated",
-        finding=f"{what} is busy with {samples} already: {seen}",
-        action="profile one pass: neither arithmetic nor memory is known to be full" if on_accelerator else "",
-        evidence=numbers,
-    )
+def _find_little_growth(evidence: JobEvidence) -> Values | None:
+    growth = evidence.small_growth
+    return None if growth is None or growth["throughput_per_doubling"] >= GROWS else growth
 
 
-def _capacity(evidence: JobEvidence) -> Bottleneck | None:
-    """Report throughput that still grows where the memory ends."""
+@rule(
+    _GROWTH,
+    "bandwidth",
+    "memory bandwidth is the limit: {seen}; a pass does only {flops_per_byte:.2g} operations for each byte that "
+    "it moves",
+    MOVE_LESS,
+)
+def _find_low_intensity(evidence: JobEvidence) -> Values | None:
+    growth, model = _find_little_growth(evidence), evidence.cost_model
+    if growth is None or model is None:
+        return None
+    intensity = model.hardware_flops(evidence.best) / model.bytes_moved(evidence.best)
+    return None if intensity >= LOW_INTENSITY else {**growth, "flops_per_byte": intensity}
+
+
+@rule(_GROWTH, "saturated", "{device} is half saturated at the smallest sizes: {seen}, where 2x would be ideal")
+def _find_half_saturation(evidence: JobEvidence) -> Values | None:
+    growth = _find_little_growth(evidence)
+    if growth is None or growth["throughput_per_doubling"] <= FLAT:
+        return None
+    return {**growth, "device": "the device" if evidence.is_on_accelerator else "the processor"}
+
+
+@rule(_GROWTH, "saturated", "{device} is busy with {samples} already: {seen}", "{profile}")
+def _find_saturation(evidence: JobEvidence) -> Values | None:
+    growth, is_on_accelerator = _find_little_growth(evidence), evidence.is_on_accelerator
+    if growth is None:
+        return None
+    profile = "profile one pass: neither arithmetic nor memory is known to be full"
+    return {
+        **growth,
+        "device": "the device" if is_on_accelerator else "the processor",
+        "samples": counted(growth["base_micro_batch_size"], "sample"),
+        "profile": profile if is_on_accelerator else "",
+    }
+
+
+@rule(
+    _STEP,
+    "capacity",
+    "memory is the limit: throughput still grows {throughput_per_doubling:.2f}x per doubling at size {size}, and "
+    "{refused_micro_batch_size} does not fit",
+    "activation checkpointing, bfloat16 or a sharded optimizer make room for larger sizes",
+)
+def _find_full_memory(evidence: JobEvidence) -> Values | None:
+    # Throughput that still grows where the memory ends.
     refused = [item.micro_batch_size for item in evidence.observations if item.outcome is Outcome.OUT_OF_MEMORY]
     speeds, best = evidence.speeds, evidence.best
     below = max((size for size in speeds if size <= best / NEAR_BEST), default=None)
-    if not refused or best != max(speeds) or below is None:
+    if not refused or best != max(speeds) or below is None or evidence.growth(below, best) < STILL_GROWS:
         return None
     growth = evidence.growth(below, best)
-    if growth < STILL_GROWS:
-        return None
-    return Bottleneck(
-        kind="capacity",
-        finding=f"memory is the limit: throughput still grows {growth:.2f}x per doubling at size {best}, and "
-        f"{min(refused)} does not fit",
-        action="activation checkpointing, bfloat16 or a sharded optimizer make room for larger sizes",
-        evidence={"throughput_per_doubling": growth, "refused_micro_batch_size": min(refused)},
-    )
+    return {"throughput_per_doubling": growth, "refused_micro_batch_size": min(refused), "size": str(best)}
 
 
-def _update(evidence: JobEvidence) -> Bottleneck | None:
-    """Report a large share of the optimizer's update in a step."""
+@rule(
+    _STEP,
+    "update",
+    "the optimizer's update takes {update_share:.0%} of a step of {steps} ({update} beside {passes} of passes)",
+    "a larger global batch spreads it over more passes{fused}",
+)
+def _find_long_update(evidence: JobEvidence) -> Values | None:
     if not evidence.accumulation_steps:
         return None
     pass_s, update_s = evidence.pass_and_update_s
@@ -346,185 +413,46 @@ def _update(evidence: JobEvidence) -> Bottleneck | None:
     if share < LARGE_UPDATE:
         return None
     named = [name for item in evidence.observations for name in item.details.get("unfused_optimizers", ())]
-    fused = "".join(f" or {name}(fused=True)" for name in dict.fromkeys(named))
-    return Bottleneck(
-        kind="update",
-        finding=f"the optimizer's update takes {share:.0%} of a step of "
-        f"{counted(evidence.accumulation_steps, 'accumulation step')} ({format_seconds(update_s)} beside "
-        f"{format_seconds(passes_s)} of passes)",
-        action=f"a larger global batch spreads it over more passes{fused}",
-        evidence={"update_share": share, "update_time_s": update_s, "pass_time_s": pass_s},
-    )
+    return {
+        "update_share": share,
+        "update_time_s": update_s,
+        "pass_time_s": pass_s,
+        "steps": counted(evidence.accumulation_steps, "accumulation step"),
+        "update": format_seconds(update_s),
+        "passes": format_seconds(passes_s),
+        "fused": "".join(f" or {name}(fused=True)" for name in dict.fromkeys(named)),
+    }
 
 
-def _graph_breaks(evidence: JobEvidence) -> Bottleneck | None:
+@rule(
+    _STEP,
+    "graph_breaks",
+    "the compiler breaks the step {times}: {reason}",
+    "each break costs launches and fusions; explore.compile: {{fullgraph: true}} makes it an error",
+    "torch.compile's documentation",
+)
+def _find_graph_breaks(evidence: JobEvidence) -> Values | None:
     reasons = {reason for item in evidence.observations for reason in item.graph_break_reasons}
     count = max((item.num_graph_breaks or 0 for item in evidence.observations), default=0)
     if not count:
         return None
-    return Bottleneck(
-        kind="graph_breaks",
-        finding=f"the compiler breaks the step {counted(count, 'time')}: {min(reasons, default='')}",
-        action="each break costs launches and fusions; explore.compile: {fullgraph: true} makes it an error",
-        source="torch.compile's documentation",
-        evidence={"num_graph_breaks": count},
-    )
+    return {"num_graph_breaks": count, "times": counted(count, "time"), "reason": min(reasons, default="")}
 
 
-def _float32_matrices(evidence: JobEvidence) -> Bottleneck | None:
-    """Report float32 matrices that do not use the device's TF32 tensor cores, unless the job decides it."""
+@rule(
+    _STEP,
+    "precision",
+    "float32 matrices do not use the TF32 tensor cores of this device (capability {capability:g})",
+    "if 10 bits of mantissa are enough, call torch.set_float32_matmul_precision('high') in the training "
+    "and set explore.torch: {{float32_matmul_precision: high}}",
+    "PyTorch's notes on CUDA semantics, TensorFloat-32",
+)
+def _find_float32_matrices(evidence: JobEvidence) -> Values | None:
+    # Float32 matrices that do not use the device's TF32 tensor cores, unless the job decides it.
     job = evidence.job
     capability = float(evidence.device_info.get("capability") or 0.0) if evidence.device_kind == "cuda" else 0.0
     is_decided = job.precision is not Precision.FLOAT32 or job.torch.float32_matmul_precision is not None
-    if capability < TF32_CAPABILITY or is_decided:
-        return None
-    return Bottleneck(
-        kind="precision",
-        finding=f"float32 matrices do not use the TF32 tensor cores of this device (capability {capability:g})",
-        action="if 10 bits of mantissa are enough, call torch.set_float32_matmul_precision('high') in the training "
-        "and set explore.torch: {float32_matmul_precision: high}",
-        source="PyTorch's notes on CUDA semantics, TensorFloat-32",
-        evidence={"capability": capability},
-    )
-
-
-def network_bottlenecks(network: NetworkEvidence | None) -> tuple[Bottleneck, ...]:
-    """Return what the timed network holds up: slow ranks and links, and what it explains of a pass's communication."""
-    if network is None:
-        return ()
-    slow = [
-        Bottleneck(
-            kind="communication",
-            finding=f"a part of the network is slow, and every collective waits for it: {sentence}",
-            action="look for another job on that host, a link that fell back to a lower rate, or a disturbed cable; "
-            "train without the host until then",
-            source="bexplore network",
-            evidence=network.speeds,
-        )
-        for sentence in network.slow
-    ]
-    return (*slow, *_explained_pass(network))
-
-
-def _explained_pass(network: NetworkEvidence) -> Iterator[Bottleneck]:
-    if not network.exposed_s or network.exposed_s < 0 or network.explained_s is None:
-        return
-    reason, action = _reason(network.exposed_s, network.explained_s)
-    yield Bottleneck(
-        kind="communication",
-        finding=f"communication adds {format_seconds(network.exposed_s)} to a pass; at the bandwidth that was timed "
-        f"its collectives take {format_seconds(network.explained_s)} in all: {reason}",
-        action=action,
-        source="bexplore network",
-        evidence={"exposed_communication_s": network.exposed_s, "explained_s": network.explained_s},
-    )
-
-
-def _reason(exposed_s: float, explained_s: float) -> tuple[str, str]:
-    """Return why ranks communicate for some seconds, of which the bandwidth explains others, and what to try."""
-    if explained_s >= EXPLAINS * exposed_s:
-        return "the bandwidth explains it", "accumulate more passes in a step, or shard over fewer devices"
-    waits = "most of it is waiting for a slower rank, or many small messages"
-    return (
-        waits,
-        "compare the ranks' own speeds and batches, and raise bucket_cap_mb; a faster link would change little",
-    )
-
-
-def profile_bottlenecks(profile: Profile, network: NetworkEvidence | None = None) -> tuple[Bottleneck, ...]:
-    """Return what limits profiled steps; empty where their profile shows nothing of it.
-
-    Args:
-        network: What was timed beside the run; None for nothing.
-    """
-    found = (
-        _profiled_input(profile),
-        _profiled_launches(profile),
-        _profiled_network(profile, network),
-        _profiled_bandwidth(profile),
-        _profiled_update(profile),
-    )
-    return tuple(one for one in found if one is not None)
-
-
-def _profiled_input(profile: Profile) -> Bottleneck | None:
-    """Report batches that the device waits for."""
-    step_s, batch_s = profile.regions_s.get(STEP), profile.regions_s.get(BATCH, 0.0)
-    share = max(profile.copy_share or 0.0, batch_s / step_s if step_s and profile.copy_share is None else 0.0)
-    if share <= LARGE_INPUT:
-        return None
-    return Bottleneck(
-        kind="input",
-        finding=f"making and copying batches takes {share:.0%} of a profiled step, beside which nothing is computed",
-        action="prepare batches in workers of the loader, pin their memory, and copy with non_blocking=True",
-        evidence={"input_share": share},
-    )
-
-
-def _profiled_launches(profile: Profile) -> Bottleneck | None:
-    """Report a device that waits for the host between its kernels."""
-    if profile.busy_share is None or profile.busy_share >= BUSY_DEVICE or profile.num_kernels is None:
-        return None
-    assert profile.median_kernel_s is not None  # known with the number of kernels
-    return Bottleneck(
-        kind="launch",
-        finding=f"launch overhead is the limit: the device is idle for {1 - profile.busy_share:.0%} of a profiled "
-        f"step, which has {profile.num_kernels:.0f} kernels of {format_seconds(profile.median_kernel_s)} (median)",
-        action="try larger sizes, explore.compile: {mode: reduce-overhead} (CUDA graphs), or fewer graph breaks",
-        evidence={"busy_share": profile.busy_share, "num_kernels": profile.num_kernels},
-    )
-
-
-def _profiled_network(profile: Profile, network: NetworkEvidence | None) -> Bottleneck | None:
-    """Report collectives beside which nothing else is done, and what of them the timed bandwidth explains."""
-    if profile.collective_share is None or profile.collective_share <= LARGE_COMMUNICATION:
-        return None
-    finding = (
-        f"the network is the limit: for {profile.collective_share:.0%} of a profiled step "
-        f"{'the device does' if profile.is_on_device else 'the processor does'} nothing but communicate"
-    )
-    evidence = {"communication_share": profile.collective_share}
-    action = "time the links by bexplore network, accumulate more passes in a step, or shard over fewer devices"
-    seconds = [] if network is None else [network.seconds(one) for one in profile.collectives]
-    known = [one for one in seconds if one is not None]
-    if known and len(known) == len(seconds) and STEP in profile.regions_s:
-        exposed_s, explained_s = profile.collective_share * profile.regions_s[STEP], sum(known)
-        reason, action = _reason(exposed_s, explained_s)
-        finding += (
-            f" ({format_seconds(exposed_s)}); at the bandwidth that was timed its collectives take "
-            f"{format_seconds(explained_s)} in all: {reason}"
-        )
-        evidence |= {"exposed_communication_s": exposed_s, "explained_s": explained_s}
-    return Bottleneck(kind="communication", finding=finding, action=action, source=COMMUNICATION, evidence=evidence)
-
-
-def _profiled_bandwidth(profile: Profile) -> Bottleneck | None:
-    """Report kernels that mostly move memory."""
-    if not profile.is_on_device or profile.matrix_share is None or profile.matrix_share >= FEW_MATRICES:
-        return None
-    first = next((one for one in profile.top), None)
-    named = "" if first is None else f"; the longest is {first.name[:60]}, {first.share:.0%}"
-    return Bottleneck(
-        kind="bandwidth",
-        finding=f"memory bandwidth is the limit: matrix products, convolutions and attention are "
-        f"{profile.matrix_share:.0%} of the time of kernels, and what only moves memory is the rest{named}",
-        action="use bfloat16, fuse element-wise work (torch.compile does), or widen the matrices",
-        evidence={"matrix_share": profile.matrix_share},
-    )
-
-
-def _profiled_update(profile: Profile) -> Bottleneck | None:
-    """Report a large share of the update in a step with the profile's own few passes."""
-    step_s, update_s = profile.regions_s.get(STEP), profile.regions_s.get(UPDATE)
-    if not step_s or not update_s or profile.is_on_device or update_s / step_s < LARGE_UPDATE:
-        return None  # on a device the region on the host is the time of its launches
-    return Bottleneck(
-        kind="update",
-        finding=f"the optimizer's update takes {update_s / step_s:.0%} of a profiled step of "
-        f"{profile.passes_per_step} passes",
-        action="a larger global batch spreads it over more passes",
-        evidence={"update_share": update_s / step_s, "accumulation_steps": profile.passes_per_step},
-    )
+    return None if capability < TF32_CAPABILITY or is_decided else {"capability": capability}
 
 
 def shape_hints(job: Job, micro_batch_size: int, *, num_multiprocessors: int | None) -> list[Bottleneck]:

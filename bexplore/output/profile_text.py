@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from bexplore.diagnosis.bottlenecks import NetworkEvidence, network_bottlenecks, profile_bottlenecks
+from bexplore.diagnosis.profiled import NetworkEvidence, network_bottlenecks, profile_bottlenecks
 from bexplore.errors import BexploreError
 from bexplore.measurement.profile import REGIONS, Profile, ProfiledCollective, ProfiledKernel
 from bexplore.planning.api import source_of_run

@@ -39,7 +39,7 @@ ORDER = {
     "testing": "failures simulator variants",
     "run": "bottleneck parallel_result lengths_result settings_result result journal run_directory selection "
     "fingerprint events event_records",
-    "diagnosis": "rules bottlenecks",
+    "diagnosis": "bottlenecks profiled",
     "exploration": "estimated memory_budget setup emulated variants estimate finish base command job",
     "actions": "apply probe trace doctor",
     "planning": "network network_timing request costs layout step cautions plan sources api",

@@ -13,12 +13,8 @@ from jinja2.filters import Markup  # type: ignore[attr-defined]  # imported ther
 
 from bexplore import __version__
 from bexplore.config.sections.variants import name_settings
-from bexplore.diagnosis.bottlenecks import (
-    JobEvidence,
-    find_bottlenecks,
-    network_bottlenecks,
-    profile_bottlenecks,
-)
+from bexplore.diagnosis.bottlenecks import JobEvidence, find_bottlenecks
+from bexplore.diagnosis.profiled import network_bottlenecks, profile_bottlenecks
 from bexplore.exploration.estimated import estimated
 from bexplore.measurement.probe import Observation, compared_sizes
 from bexplore.output import settings_text, summary

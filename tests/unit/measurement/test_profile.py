@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bexplore.diagnosis.bottlenecks import NetworkEvidence, network_bottlenecks, profile_bottlenecks
+from bexplore.diagnosis.profiled import NetworkEvidence, network_bottlenecks, profile_bottlenecks
 from bexplore.host.records import from_record
 from bexplore.measurement.profile import (
     BACKWARD,
