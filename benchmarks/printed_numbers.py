@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.machine_facts import machine_facts
 from benchmarks.simulated_jobs import draw_job, load
-from bexplore.exploration.base import keeping_sizes
+from bexplore.exploration.base import find_sizes_that_keep
 from bexplore.exploration.finish import Finish, verified_by
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.bexp import recommendation_line
@@ -128,7 +128,7 @@ def printed(seed: int) -> Printed | None:
         maximum=max(config.maximum or 0, config.minimum),
         replica_batch_size=config.replica_batch_size,
     )
-    keeping = keeping_sizes(config, candidates)
+    keeping = find_sizes_that_keep(config, candidates)
     space = Space.from_sizes([*candidates, *(keeping.sizes if keeping else ())])
     world = draw_world(family, seed, space)
     runner, rng = FlawedRunner(world, seed), np.random.default_rng([seed, 92])

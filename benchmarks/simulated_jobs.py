@@ -14,7 +14,7 @@ import yaml
 
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
-from bexplore.exploration.base import keeping_sizes
+from bexplore.exploration.base import find_sizes_that_keep
 from bexplore.exploration.finish import keeps_batch_size
 from bexplore.job.batching import is_valid_global_batch_size
 from bexplore.measurement.probe import Compilation, Observation
@@ -127,7 +127,7 @@ def load(job: dict[str, Any]) -> Config:
 def explored(config: Config, seed: int, family: Family) -> Found:
     """Explore a job on a simulated machine."""
     candidates = candidate_sizes(config.candidates, minimum=config.minimum, maximum=config.maximum or 4096)
-    keeping = keeping_sizes(config, candidates)
+    keeping = find_sizes_that_keep(config, candidates)
     sizes = keeping.sizes if keeping else ()
     world = draw_world(family, seed, Space.from_sizes([*candidates, *sizes]))
     runner = SimulatedRunner(world, seed=seed, shared_compile=True)

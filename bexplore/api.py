@@ -13,7 +13,7 @@ from bexplore.errors import UserInputError
 from bexplore.exploration.base import ExploreOptions
 from bexplore.exploration.command import CommandExploration
 from bexplore.exploration.job import JobExploration
-from bexplore.exploration.setup import with_loader_lengths
+from bexplore.exploration.setup import add_loader_lengths
 from bexplore.host import logs
 from bexplore.run.event_records import event_record
 from bexplore.run.events import JobEvent
@@ -43,7 +43,7 @@ def explore(config: Config | str | Path, options: ExploreOptions | None = None) 
             hint="set micro_batch_size: explore",
         )
     options = options or ExploreOptions()
-    loaded = with_loader_lengths(loaded, options.on_progress)
+    loaded = add_loader_lengths(loaded, options.on_progress)
     kind = JobExploration if loaded.command is None else CommandExploration
     for event in kind(loaded, options, partial(build_environment, loaded, options.on_progress)).events():
         record = event_record(event)

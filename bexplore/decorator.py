@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from bexplore.errors import UserInputError
-from bexplore.start_again import GivenSize, Request, explored, given_size, hints_shown
+from bexplore.start_again import GivenSize, ProgramRequest, explore_program, read_given_size, show_hints
 
 _Rest = ParamSpec("_Rest")  # the parameters after the size
 _Result = TypeVar("_Result")
@@ -36,7 +36,7 @@ def find_fastest_batch_size(
 ) -> Callable[[Callable[Concatenate[int, _Rest], _Result]], Callable[_Rest, _Result]]: ...
 
 
-@hints_shown()
+@show_hints()
 def find_fastest_batch_size(
     function: Callable[..., Any] | None = None,
     *,
@@ -76,7 +76,7 @@ def find_fastest_batch_size(
             f"{name} does not take output_dir, so each probe may write over your checkpoints and logs",
             hint="let it write to an argument output_dir, or consent: find_fastest_batch_size(writes_are_fine=True)",
         )
-    request = Request(
+    request = ProgramRequest(
         what=f"{function.__module__}.{name}",
         settings=settings,
         writes_are_fine=writes_are_fine,
@@ -86,7 +86,7 @@ def find_fastest_batch_size(
 
     @functools.wraps(function)
     def with_size(*args: Any, **kwargs: Any) -> Any:
-        given = given_size() or GivenSize(micro_batch_size=explored(request).micro_batch_size or 0)
+        given = read_given_size() or GivenSize(micro_batch_size=explore_program(request).micro_batch_size or 0)
         bound = signature.bind(given.micro_batch_size, *args, **kwargs)
         if given.output_dir is not None and not writes_are_fine:
             bound.arguments["output_dir"] = given.output_dir

@@ -13,12 +13,12 @@ from bexplore.errors import UserInputError
 from bexplore.run.result import RunResult
 from bexplore.start_again import (
     GivenSize,
-    Request,
-    accumulation_of,
-    explored,
-    given_size,
-    hints_shown,
+    ProgramRequest,
+    explore_program,
+    find_accumulation,
+    read_given_size,
     refuse_ranks,
+    show_hints,
 )
 
 
@@ -55,26 +55,21 @@ class MicroBatchSizeFinder(Callback):
         self._name, self._global_batch_size = batch_arg_name, global_batch_size
         if global_batch_size is not None:
             settings = {"keep_batch_size": True, **settings, "global_batch_size": global_batch_size}
-        self._request = Request(
+        self._request = ProgramRequest(
             what=type(self).__name__,
             settings=settings,
             sets_accumulation=global_batch_size is not None,
             model_dir=model_dir,
             fresh=fresh,
         )
-        given = given_size()
+        given = read_given_size()
         if given is not None and given.output_dir is not None:
             # Loggers of other ranks than 0 write nothing, and they are set up before any callback.
             rank_zero_only.rank = 1  # type: ignore[attr-defined]
 
-    @hints_shown()
+    @show_hints()
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the size and the accumulation: those that were given, else those that an exploration finds.
-
-        Raises:
-            UserInputError: There is no such attribute, the loader was given to `fit` and has a size of its own, or this
-                process is one of several ranks.
-        """
+        """Set the size and the accumulation: those that were given, else those that an exploration finds."""
         if stage != "fit":
             return
         if not lightning_hasattr(pl_module, self._name):
@@ -83,7 +78,7 @@ class MicroBatchSizeFinder(Callback):
                 hint="let train_dataloader() use an attribute, and name it: MicroBatchSizeFinder(batch_arg_name=...)",
             )
         _refuse_loader(trainer)
-        given = given_size() or self._explored(trainer)
+        given = read_given_size() or self._explored(trainer)
         if given.output_dir is not None:
             kept: Any = [one for one in trainer.callbacks if not isinstance(one, Checkpoint)]  # type: ignore[attr-defined]
             trainer.callbacks = kept  # type: ignore[attr-defined]
@@ -93,8 +88,8 @@ class MicroBatchSizeFinder(Callback):
 
     def _explored(self, trainer: Trainer) -> GivenSize:
         refuse_ranks(trainer.world_size)
-        self.result = explored(self._request)
-        accumulation = self._global_batch_size and accumulation_of(self.result, self._global_batch_size)
+        self.result = explore_program(self._request)
+        accumulation = self._global_batch_size and find_accumulation(self.result, self._global_batch_size)
         return GivenSize(micro_batch_size=self.result.micro_batch_size or 0, accumulation=accumulation)
 
 

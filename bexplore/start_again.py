@@ -46,7 +46,7 @@ class GivenSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ProgramRequest:
     """An exploration of the program that runs here.
 
     Attributes:
@@ -72,12 +72,12 @@ class Request:
             env[ACCUMULATION] = "{accumulation}"
         if not self.writes_are_fine:
             env[OUTPUT_DIR] = "{output_dir}"
-        own = {"command": own_command(), "env": env, "writes_are_fine": self.writes_are_fine}
+        own = {"command": find_own_command(), "env": env, "writes_are_fine": self.writes_are_fine}
         return [f"explore.{name}={json.dumps(value)}" for name, value in {**self.settings, **own}.items()]
 
 
 @contextmanager
-def hints_shown() -> Iterator[None]:
+def show_hints() -> Iterator[None]:
     """Add an error's hint, and the training's own traceback, to what Python shows of the error."""
     try:
         yield
@@ -88,13 +88,9 @@ def hints_shown() -> Iterator[None]:
         raise
 
 
-@hints_shown()
-def given_size() -> GivenSize | None:
-    """Return what this process was started with; None where it has to explore.
-
-    Raises:
-        UserInputError: The variable is no number.
-    """
+@show_hints()
+def read_given_size() -> GivenSize | None:
+    """Return what this process was started with; None where it has to explore."""
     size, accumulation = os.environ.get(SIZE), os.environ.get(ACCUMULATION)
     if not size:
         return None
@@ -108,14 +104,9 @@ def given_size() -> GivenSize | None:
         raise UserInputError(f"{SIZE}={size} is no number", hint=f"type {SIZE}=32, or unset it to explore") from None
 
 
-@hints_shown()
-def explored(request: Request) -> RunResult:
-    """Explore the program that runs here, and show on stderr what is found; once in a process.
-
-    Raises:
-        UserInputError: The program cannot be started again, or a setting is wrong.
-        KeyboardInterrupt: The exploration was interrupted; the next one resumes it.
-    """
+@show_hints()
+def explore_program(request: ProgramRequest) -> RunResult:
+    """Explore the program that runs here, and show on stderr what is found; once in a process."""
     if request.what not in _found:
         if _found:
             raise UserInputError(
@@ -127,9 +118,9 @@ def explored(request: Request) -> RunResult:
     return _found[request.what]
 
 
-def accumulation_of(result: RunResult, global_batch_size: int) -> int:
+def find_accumulation(result: RunResult, global_batch_size: int) -> int:
     """Return the passes of one replica in a step of a global batch size."""
-    assert result.micro_batch_size is not None  # `explored` returns no other result
+    assert result.micro_batch_size is not None  # `explore_program` returns no other result
     return split(global_batch_size, result.num_replicas or 1, result.micro_batch_size).accumulation_steps
 
 
@@ -144,12 +135,8 @@ def refuse_ranks(num_ranks: int) -> None:
         )
 
 
-def own_command() -> list[str]:
-    """Return the command of this process.
-
-    Raises:
-        UserInputError: It has none that could be started again.
-    """
+def find_own_command() -> list[str]:
+    """Return the command of this process."""
     if not hasattr(sys.modules["__main__"], "__file__") and "-c" not in sys.orig_argv:
         raise UserInputError(
             "there is no program to start again: this session is interactive", hint="run the training from a file"
@@ -161,7 +148,7 @@ def _refuse_ranks() -> None:
     refuse_ranks(int(os.environ.get("WORLD_SIZE") or 1))
 
 
-def _run(request: Request) -> RunResult:
+def _run(request: ProgramRequest) -> RunResult:
     config = load_config(None, overrides=request.overrides())
     logs.configure(1)  # minutes pass, and nothing else of bexplore is seen
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bexplore.run.result import RunResult
-from bexplore.start_again import Request, explored, given_size
+from bexplore.start_again import ProgramRequest, explore_program, read_given_size
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -38,10 +38,10 @@ def explore(
     Raises:
         UserInputError: The program cannot be started again, or a setting is wrong.
     """
-    given = given_size()
+    given = read_given_size()
     if given is None:
-        return explored(
-            Request(what="bexplore.transformers.explore", settings=settings, model_dir=model_dir, fresh=fresh)
+        return explore_program(
+            ProgramRequest(what="bexplore.transformers.explore", settings=settings, model_dir=model_dir, fresh=fresh)
         )
     if given.output_dir is None:
         return RunResult(micro_batch_size=given.micro_batch_size)
@@ -52,7 +52,6 @@ def explore(
 
 
 def _redirect(trainer: Trainer, output_dir: str) -> None:
-    """Let a trainer write to a folder, save and report nothing, and train until it is ended."""
     trainer.args.max_steps = _ENDLESS
     trainer.args.output_dir = output_dir
     trainer.args.save_strategy = "no"

@@ -44,9 +44,6 @@ def parse_bytes(value: str | int | float) -> int:
 
     Returns:
         Bytes, above 0.
-
-    Raises:
-        UserInputError: Not a size, or not above 0.
     """
     hint = 'write a number and a unit, such as "12GiB" or "1.5 GB"'
     match = _QUANTITY.fullmatch(_as_text(value, "a size in memory", hint))
@@ -59,11 +56,7 @@ def parse_bytes(value: str | int | float) -> int:
 
 
 def parse_device_memory(value: str | int | float) -> int:
-    """Read a size in the memory of a device as `parse_bytes` does; it is at least 1 MiB.
-
-    Raises:
-        UserInputError: Not a size, or so few bytes that the unit was forgotten.
-    """
+    """Read a size in the memory of a device as `parse_bytes` does; it is at least 1 MiB."""
     num_bytes = parse_bytes(value)
     if num_bytes < _FEWEST_BYTES:
         number = str(value).strip().rstrip("bB").strip()
@@ -93,9 +86,6 @@ def parse_seconds(value: str | int | float) -> float:
 
     Returns:
         Seconds, above 0.
-
-    Raises:
-        UserInputError: Not a duration, or not above 0.
     """
     hint = 'write a number and a unit, such as "10min", "90s" or "1h30m"'
     text = _as_text(value, "a duration", hint).strip()
@@ -139,9 +129,6 @@ def parse_count(value: str | int | float) -> int:
 
     Returns:
         A whole number above 0.
-
-    Raises:
-        UserInputError: Not a number of things, or not above 0.
     """
     hint = 'write a number, with K, M, B or T behind it for powers of 1000, such as "300B"'
     text = _as_text(value, "a number of things", hint).strip()
@@ -177,7 +164,6 @@ def format_share(share: float) -> str:
 
 
 def _three_digits(number: float) -> str:
-    """Write three significant digits without an exponent."""
     magnitude = abs(number)
     return f"{number:.0f}" if magnitude >= 99.95 else f"{number:.1f}" if magnitude >= 9.995 else f"{number:.2f}"
 

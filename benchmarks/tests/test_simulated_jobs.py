@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.simulated_jobs import Found, draw_job, explored, found, load
-from bexplore.exploration.base import keeping_sizes
+from bexplore.exploration.base import find_sizes_that_keep
 from bexplore.search.space import candidate_sizes
 from bexplore.testing.simulator import Family
 
@@ -52,7 +52,7 @@ def test_the_sizes_that_keep_a_batch_are_cut_from_a_replicas_share_and_lie_in_th
     job |= {"runconfig": {"num_csx": replicas}, "explore": fields | {"workload": {"step": "shop.gan:make_step"}}}
     config = load(job)
     candidates = candidate_sizes(config.candidates, minimum=config.minimum, maximum=config.maximum or 4096)
-    keeping = keeping_sizes(config, candidates)
+    keeping = find_sizes_that_keep(config, candidates)
 
     assert (keeping and keeping.sizes[: len(sizes)]) == sizes
     if batch_size == 12300:

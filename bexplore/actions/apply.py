@@ -22,7 +22,7 @@ from bexplore.config.document.writer import make_fragment, read_values, with_val
 from bexplore.config.sections.values import is_integer
 from bexplore.config.sections.variants import find_key_path, get_setting, has_setting
 from bexplore.errors import UserInputError
-from bexplore.exploration.setup import with_loader_lengths
+from bexplore.exploration.setup import add_loader_lengths
 from bexplore.job import digest_code
 from bexplore.job.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
 from bexplore.run import run_directory
@@ -77,9 +77,6 @@ def change_further(path: Path, numbers: BatchNumbers, *, own_family: str) -> Fil
     Args:
         path: A YAML, JSON or TOML file.
         own_family: Family of the configuration, whose keys are looked for too.
-
-    Raises:
-        UserInputError: It cannot be read, counts tokens, or has no number of a batch.
     """
     read = document.read(path)
     text, values = document.read_text(path), Values(read.values)
@@ -160,11 +157,7 @@ class Choice:
 
 
 def refuse(choice: Choice) -> BatchSizeRule:
-    """Raise the error that names both choices.
-
-    Raises:
-        UserInputError: Always; the hint holds the two commands.
-    """
+    """Raise the error that names both choices."""
     raise choice.refused()
 
 
@@ -226,12 +219,8 @@ def plan_edit(
         batch_size: The rule where the global batch size is not valid with the recommended size; None calls `choose`.
         drop_section: Remove the section `explore` as well, for a program that refuses keys that are not its own.
         force: Use the run even if the job has changed since.
-
-    Raises:
-        UserInputError: There is no such run, it is not finished, the job has changed since, or the number cannot be
-            written without changing something else.
     """
-    config = with_loader_lengths(config)
+    config = add_loader_lengths(config)
     chosen = run or _newest_run(config)
     if not force:
         _refuse_another_job(config, chosen)
@@ -279,7 +268,6 @@ def plan_edit(
 def _further(
     config: Config, paths: Sequence[Path], answer: RunResult | KeepsBatchSize, new_batch_size: int | None
 ) -> tuple[FileChange, ...]:
-    """Return the changes of further files: the size, the accumulation that belongs to it, and the global batch."""
     size, batch_size = answer.micro_batch_size or 0, new_batch_size or config.batch_size
     share = size * config.num_replicas
     is_whole = batch_size is not None and batch_size % share == 0
@@ -378,9 +366,6 @@ def write_edit(edit: Edit, target: Path | None = None) -> tuple[Path, ...]:
     """Write the files, the configuration or another one in its place first; return their paths.
 
     All of them are written beside the present ones before the first is replaced, each in one step.
-
-    Raises:
-        UserInputError: A file changed since it was read, or one cannot be written.
     """
     for one in edit.files if target is None else edit.further:
         if _read(one.path) != one.before:
@@ -458,7 +443,6 @@ def _changes_since(config: Config, meta: Mapping[str, Any], job: Mapping[str, An
 def _answer(
     config: Config, result: RunResult, rule: BatchSizeRule | None, choose: Callable[[Choice], BatchSizeRule]
 ) -> tuple[RunResult | KeepsBatchSize, int | None]:
-    """Return the answer to write and the new global batch size; None for an unchanged one."""
     choice = _choice(config, result)
     if choice is None:
         return result, None
@@ -474,7 +458,6 @@ def _answer(
 
 
 def _choice(config: Config, result: RunResult) -> Choice | None:
-    """Return the user's choice; None where the recommended size keeps the global batch size."""
     size, given = result.micro_batch_size, config.batch_size
     replicas, rule = config.num_replicas, config.divisibility
     if size is None or given is None or is_valid_global_batch_size(given, size, replicas, rule):

@@ -39,7 +39,7 @@ from bexplore.engine.protocol.messages import (
     Request,
 )
 from bexplore.errors import EmulationError, UserInputError
-from bexplore.exploration.setup import launcher_of
+from bexplore.exploration.setup import find_launcher
 from bexplore.host.accelerators import find_device
 from bexplore.host.contention import BUSY_SHARE, POWER_LIMIT, clock_events, selector, time_equal_work
 from bexplore.host.machine import (
@@ -168,7 +168,6 @@ def _torch() -> Check:
 
 
 def _unknown_torch(version: str) -> Check:
-    """Say what is lost with a torch that was not tested."""
     answer = _answer(FindInterfaces(), {})
     known = f"{CHECKED_VERSIONS[0]} to {CHECKED_VERSIONS[-1]}"
     fix = f"use torch {known}, or go on: what cannot be done is left out"
@@ -180,7 +179,6 @@ def _unknown_torch(version: str) -> Check:
 
 
 def _answer(request: Request, environment: Mapping[str, str]) -> Answer:
-    """Return the answer of a new worker, which may fail."""
     with tempfile.TemporaryDirectory() as folder:
         log_path, limits = Path(folder) / "worker.log", Limits(stage_s=IMPORT_LIMIT_S)
         return ask_once(request, log_path, limits=limits, environment=environment)
@@ -241,7 +239,6 @@ def _emulation(describe_emulation: Callable[[], str], device_name: str | None) -
 
 
 def _compilers(device_info: dict[str, Any]) -> Iterator[Check]:
-    """Check the C++ compiler with OpenMP of CPU programs, and Triton with the C compiler of its launcher."""
     on_cuda = device_kind(str(device_info.get("device", ""))) == "cuda"
     if on_cuda:
         yield _triton()
@@ -282,7 +279,6 @@ def _launcher() -> Check:
 
 
 def _kernel(device_info: dict[str, Any], environment: Mapping[str, str]) -> Iterator[Check]:
-    """Check that torch.compile builds and runs a program on an accelerator."""
     device = str(device_info.get("device", "cpu"))
     if device == "cpu":
         return
@@ -372,7 +368,6 @@ def _has_room(name: str, path: Path, fix: str) -> Check:
 
 
 def _noise(seconds: float, work: Callable[[], object] = lambda: hashlib.sha256(_WORK).digest()) -> Check:
-    """Measure the spread of the time of equal work on one processor."""
     times_s, share = time_equal_work(work, seconds)
     logs = np.log(times_s)
     spread = MAD_SDS * float(mad(logs)[0])
@@ -397,11 +392,10 @@ def _command(command: Command) -> Iterator[Check]:
 
 
 def _ranks(config: Config) -> Iterator[Check]:
-    """Check what starts the ranks of a job; nothing for a job of one device."""
     if not config.job.parallelism.is_distributed:
         return
     try:
-        launcher = launcher_of(config)
+        launcher = find_launcher(config)
     except UserInputError as error:
         yield Check("ranks", Status.PROBLEM, error.message, error.hint)
         return

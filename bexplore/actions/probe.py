@@ -14,11 +14,11 @@ from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import UserInputError
-from bexplore.exploration.emulated import without_times
+from bexplore.exploration.emulated import hide_times
 from bexplore.exploration.memory_budget import (
     resolve_budget,
 )
-from bexplore.exploration.setup import environment_alone, launcher_of, with_loader_lengths, worker_key
+from bexplore.exploration.setup import add_loader_lengths, find_launcher, find_lone_environment, read_worker_key
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
 from bexplore.measurement.profile import Profile
 from bexplore.run import run_directory
@@ -51,7 +51,7 @@ def probe_once(
         EngineError: The device cannot be used.
     """
     _check_trace_path(config, trace_path)
-    config = with_loader_lengths(config, on_progress)
+    config = add_loader_lengths(config, on_progress)
     folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "probes"
     run_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
     probe = Probe(
@@ -67,8 +67,8 @@ def probe_once(
         run_dir.mkdir(run_directory.PRIVATE, parents=True, exist_ok=True)
         settings = CommandSettings(run_dir=run_dir, environment=environment, on_progress=on_progress)
         runner = CommandRunner(config.command, settings)
-        return Probed(observation=without_times(runner, lambda: bool(runner.device_info.get("is_emulated")))(probe))
-    with Workers(run_dir, {**environment, **environment_alone(config)}) as workers:
+        return Probed(observation=hide_times(runner, lambda: bool(runner.device_info.get("is_emulated")))(probe))
+    with Workers(run_dir, {**environment, **find_lone_environment(config)}) as workers:
         device_info = workers.device_info(config.job.device, on_progress=on_progress)
         if trace_path is not None and device_info["is_emulated"]:
             raise UserInputError("an emulated device has no times to profile", hint="leave `trace_path` out")
@@ -88,12 +88,12 @@ def probe_once(
             free_memory_bytes=device_info["free_memory_bytes"],
             environment=environment,
             replica_batch_size=config.replica_batch_size,
-            launcher=launcher_of(config),
-            worker_key=worker_key(),
+            launcher=find_launcher(config),
+            worker_key=read_worker_key(),
         )
         kind = EngineRunner if of_engine.launcher is None else AllRanksRunner
         with kind(of_engine, workers=workers, on_progress=on_progress) as engine:
-            observation = without_times(engine, lambda: bool(device_info["is_emulated"]))(probe)
+            observation = hide_times(engine, lambda: bool(device_info["is_emulated"]))(probe)
             if trace_path is None or not observation.is_measured:
                 return Probed(observation=observation)
             profile = engine.profile(micro_batch_size=micro_batch_size, trace_path=trace_path.resolve())
@@ -132,7 +132,6 @@ def _check_trace_path(config: Config, trace_path: Path | None) -> None:
 
 
 def _remember_profile(config: Config, folder: Path, profile: Profile) -> run_directory.Run | None:
-    """Store a profile with the newest run of the same job, if there is one."""
     own = Fingerprint(config=config, folder_name=folder.name).fingerprint()
     run = next((one for one in run_directory.find_runs(folder) if one.meta().get("fingerprint") == own), None)
     if run is not None:

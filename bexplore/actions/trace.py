@@ -14,9 +14,14 @@ from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
-from bexplore.exploration.emulated import named_device
-from bexplore.exploration.memory_budget import gradient_bytes_of, judged_by, memory_of_absent_device, resolve_budget
-from bexplore.exploration.setup import with_loader_lengths
+from bexplore.exploration.emulated import parse_device_name
+from bexplore.exploration.memory_budget import (
+    count_gradient_bytes,
+    describe_absent_memory,
+    find_memory_account,
+    resolve_budget,
+)
+from bexplore.exploration.setup import add_loader_lengths
 from bexplore.exploration.variants import operations_over_file, trace_all, trace_lengths
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import torch_is_for_cpu
@@ -57,8 +62,10 @@ def trace_job(
         UserProgramError: The program also fails without the trace.
         UserInputError: The job is wrong, its device's memory is unknown, or so many devices cannot share the work.
     """
-    config = with_loader_lengths(config, on_progress)
-    shared = [on_devices(config, number) for number in num_devices]  # all are checked before the first is traced
+    config = add_loader_lengths(config, on_progress)
+    shared = [
+        share_among_devices(config, number) for number in num_devices
+    ]  # all are checked before the first is traced
     tracer = _Tracer(config, device_name, model_dir=model_dir, fresh=fresh, on_progress=on_progress)
     if shared:
         traced = []
@@ -94,13 +101,10 @@ def _trace_variants(tracer: _Tracer, config: Config, micro_batch_sizes: Sequence
     ]
 
 
-def on_devices(config: Config, num_devices: int) -> Config:
+def share_among_devices(config: Config, num_devices: int) -> Config:
     """Return the job as so many devices share it: the batch of a replica stays, and the global one follows.
 
     Without `explore.parallelism` they are replicas of DistributedDataParallel with its defaults.
-
-    Raises:
-        UserInputError: So many devices cannot share the work, or a step of the user's own decides that by itself.
     """
     options, parallelism = config.explore.parallelism, config.job.parallelism
     if options is None and "step" in config.job.model:
@@ -142,7 +146,7 @@ class _Tracer:
         if device_name:
             self.device = device_by_name(device_name)
         elif emulated:
-            self.device = named_device(emulated)[1]
+            self.device = parse_device_name(emulated)[1]
         self.device_info = (
             _device_info_here(config, self.log_dir) if self.device is None else _device_info_of(self.device)
         )
@@ -183,13 +187,13 @@ class _Tracer:
             config.explore,
             self.device_info,
             num_replicas=config.num_replicas,
-            gradient_bytes=gradient_bytes_of(job, cost_model.num_parameters),
+            gradient_bytes=count_gradient_bytes(job, cost_model.num_parameters),
             is_traced_for_ranks=parallelism.is_distributed,
         )
         record = trace_record(
             cost_model,
             budget_bytes=budget.budget_bytes,
-            judged_by=judged_by(job.device),
+            judged_by=find_memory_account(job.device),
             minimum=config.minimum,
             maximum=config.maximum,
             micro_batch_sizes=micro_batch_sizes,
@@ -245,7 +249,6 @@ class _Tracer:
 
 
 def _notes(config: Config) -> list[str]:
-    """Return what is assumed of how the ranks share the work."""
     options, parallelism = config.explore.parallelism, config.job.parallelism
     notes = []
     if options is None and parallelism.is_distributed:
@@ -268,5 +271,4 @@ def _device_info_here(config: Config, log_dir: Path) -> dict[str, Any]:
 
 
 def _device_info_of(device: Device) -> dict[str, Any]:
-    """Return torch's description of an idle device of the table."""
-    return {"device": "cuda:0"} | memory_of_absent_device(device.total_memory_bytes)
+    return {"device": "cuda:0"} | describe_absent_memory(device.total_memory_bytes)

@@ -145,7 +145,6 @@ def _show(edit: Edit) -> None:
 
 
 def _choose(choice: Choice) -> BatchSizeRule:
-    """Ask the user which of the two sizes changes."""
     click.echo(f"{choice.message}.", err=True)
     for rule in BatchSizeRule:
         click.echo(f"  {rule.value:<8}{choice.sentence(rule)}", err=True)

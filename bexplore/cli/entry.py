@@ -186,7 +186,6 @@ def _fail(error: BexploreError, *, as_json: bool) -> None:
 
 
 def _end(message: str, hint: str, exit_code: ExitCode, *, as_json: bool) -> None:
-    """Write the error event for programs, and exit."""
     if as_json:
         record = {"event": "error", "message": hidden(message), "hint": hidden(hint), "exit_code": int(exit_code)}
         try:

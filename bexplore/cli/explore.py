@@ -261,7 +261,6 @@ class _Stopper:
 
 
 def _nothing_to_explore(config: Config, common: Common) -> None:
-    """Report that an int or null is used as it is."""
     request = config.request
     what = f"micro_batch_size is {request.value}" if request.value is not None else "there is no micro-batching"
     text = f"{config.path}: {what}: nothing to explore. Set it to `explore` to search."

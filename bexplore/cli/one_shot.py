@@ -151,7 +151,6 @@ def trace(
 
 
 def _numbers(text: str | None, *, option: str, example: str, most: int = 10**9) -> tuple[int, ...] | None:
-    """Return the numbers of an option; None where it is absent."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]

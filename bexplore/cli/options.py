@@ -70,11 +70,7 @@ def overrides_of_command(
     sizes_per_start: int | None = None,
     writes_are_fine: bool = False,
 ) -> Iterator[str]:
-    """Yield the settings of the `explore` section that the command line gives, as `--set` takes them.
-
-    Raises:
-        UserInputError: A variable has no value.
-    """
+    """Yield the settings of the `explore` section that the command line gives, as `--set` takes them."""
     if command:
         yield f"explore.command={json.dumps(list(command))}"
     if env:
@@ -153,11 +149,7 @@ class Common:
         return replace(config, options=self._options_of_the_job())
 
     def load_own_job(self, path: Path) -> Config:
-        """Load a job that bexplore builds itself.
-
-        Raises:
-            UserInputError: The job is a training command.
-        """
+        """Load a job that bexplore builds itself."""
         config = self.load(path)
         if config.command is not None:
             raise UserInputError(
@@ -188,11 +180,7 @@ class Common:
                 click.echo(line, err=True)
 
     def require_torch(self) -> None:
-        """Check that torch is installed, before a worker fails without it.
-
-        Raises:
-            UserInputError: It is not.
-        """
+        """Check that torch is installed, before a worker fails without it."""
         if find_spec("torch") is None:
             raise UserInputError(
                 "torch is not installed here", hint="pip install torch; bexplore doctor checks the rest"
@@ -219,7 +207,6 @@ class Common:
 
 
 def _complete_keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Complete a key of `--set`: those of the `explore` section and those of the file."""
     from bexplore.config.document import document  # as in `load`
     from bexplore.config.schema import dotted_keys
 

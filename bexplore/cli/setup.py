@@ -75,7 +75,6 @@ def init(context: click.Context, source: Path | None, output: Path | None, force
 
 
 def _example(name: str, output: Path | None, *, force: bool) -> None:
-    """List the examples, or write one, with the files that it needs beside it."""
     if not name:
         for known, about in starter.list_examples().items():
             click.echo(f"{known:<14} {about}")

@@ -12,8 +12,8 @@ from bexplore.config.config import Config
 from bexplore.emulated_gpu.environment import emulated_environment
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError
-from bexplore.exploration.emulated import named_device
-from bexplore.exploration.setup import launcher_of
+from bexplore.exploration.emulated import parse_device_name
+from bexplore.exploration.setup import find_launcher
 from bexplore.host.process_tree import LAUNCHERS, find_program
 from bexplore.job import device_kind
 
@@ -29,10 +29,6 @@ def build_environment(config: Config, on_progress: Progress = lambda report: Non
     """Build the libraries of the device that a configuration names; return the variables with which processes see it.
 
     Empty where the configuration names no emulated device.
-
-    Raises:
-        UserInputError: It names a device that cannot be emulated, or another one beside it.
-        EmulationError: The libraries cannot be built.
     """
     name = config.explore.device_name
     if name is None:
@@ -43,7 +39,7 @@ def build_environment(config: Config, on_progress: Progress = lambda report: Non
             f"explore.device is {device}, and explore.device_name names an emulated CUDA device",
             hint="leave one of the two out",
         )
-    number, emulated = named_device(name)
+    number, emulated = parse_device_name(name)
     on_progress({"stage": "emulate", "device": emulated.name})
     return emulated_environment(emulated, num_devices=number or num_devices(config), torch_folder=_torch_folder(config))
 
@@ -51,7 +47,7 @@ def build_environment(config: Config, on_progress: Progress = lambda report: Non
 def num_devices(config: Config) -> int:
     """Return the devices that a job's or a command's ranks take on this host; 1 where no number is to be seen."""
     if config.command is None:
-        launcher = launcher_of(config)
+        launcher = find_launcher(config)
         return 1 if launcher is None else launcher.num_ranks
     argv = config.command.argv
     if find_program(argv) not in LAUNCHERS:
@@ -67,7 +63,6 @@ def num_devices(config: Config) -> int:
 
 
 def _torch_folder(config: Config) -> Path | None:
-    """Return the package `torch` of the Python that a command starts; None for that of this interpreter."""
     command = config.command
     python = None if command is None else _python(command.argv[0])
     if python is None:

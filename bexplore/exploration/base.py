@@ -47,7 +47,7 @@ class ExploreOptions:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
-def keeping_sizes(config: Config, candidates: Sequence[int]) -> loop.KeepBatchSize | None:
+def find_sizes_that_keep(config: Config, candidates: Sequence[int]) -> loop.KeepBatchSize | None:
     """Return the sizes that keep the user's global batch size; None without one, or where it has no whole share.
 
     With the rule `all` these are any sizes between the smallest and the largest candidate: large candidates are 8 and
@@ -73,7 +73,7 @@ class Exploration(ABC):
         self.folder = run_directory.model_directory(config.mode, options.model_dir or config.model_dir)
         self.fingerprint = Fingerprint(config=config, folder_name=self.folder.name)
         self.began_s = options.clock()
-        self.on_progress = _logged(options.on_progress)
+        self.on_progress = _log_stages(options.on_progress)
         self.known: list[Observation] = []
         self.is_interrupted = False
         self._make_environment = make_environment
@@ -127,19 +127,15 @@ class Exploration(ABC):
         return any(run.has_failed and not run_directory.differences(run.meta(), meta) for run in runs)
 
     @abstractmethod
-    def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
-        """Search, measure the rest, finish."""
+    def _run(self, run: run_directory.Run) -> Iterator[JobEvent]: ...
 
     @abstractmethod
-    def _plan(self, run: run_directory.Run | None, changes: Sequence[str]) -> Planned:
-        """Return the plan."""
+    def _plan(self, run: run_directory.Run | None, changes: Sequence[str]) -> Planned: ...
 
     @abstractmethod
-    def _planned_only(self, changes: Sequence[str]) -> Planned:
-        """Return the plan of a dry run, which keeps nothing."""
+    def _planned_only(self, changes: Sequence[str]) -> Planned: ...
 
     def _record(self, run: run_directory.Run) -> loop.RunRecord:
-        """Return where the search is recorded."""
         return loop.RunRecord(
             storage=self.config.explore.storage or run.directory / "study.log",
             study_name=run.meta().get("study", self.fingerprint.study_name()),
@@ -170,9 +166,7 @@ class Exploration(ABC):
         return None, run_directory.differences(runs[0].meta(), wanted) if runs else ()
 
 
-def _logged(listener: Progress) -> Progress:
-    """Return a listener that also logs the stages of workers."""
-
+def _log_stages(listener: Progress) -> Progress:
     def listen(message: dict[str, Any]) -> None:
         if message.get("stage"):
             logs.log.debug("stage", stage=message["stage"])

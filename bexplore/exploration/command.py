@@ -15,8 +15,8 @@ from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.errors import UserInputError, UserProgramError
-from bexplore.exploration.base import Exploration, keeping_sizes
-from bexplore.exploration.emulated import without_times
+from bexplore.exploration.base import Exploration, find_sizes_that_keep
+from bexplore.exploration.emulated import hide_times
 from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes, step_time_s, verified_by
 from bexplore.host import logs
 from bexplore.host.clocks import Stopwatch
@@ -120,10 +120,10 @@ class CommandExploration(Exploration):
 
     def _search(self, runner: CommandRunner, run: run_directory.Run) -> Iterator[Any]:
         yield from loop.explore(
-            without_times(runner, lambda: bool(runner.device_info.get("is_emulated"))),
+            hide_times(runner, lambda: bool(runner.device_info.get("is_emulated"))),
             space=self._space,
             settings=search_settings(self.config),
-            keeping=keeping_sizes(self.config, self._candidates),
+            keeping=find_sizes_that_keep(self.config, self._candidates),
             variants=(Variant(memory=MemoryPrior(budget_bytes=self._memory_limit_bytes)),),
             run=self._record(run),
             should_stop=self._should_stop,
@@ -131,16 +131,11 @@ class CommandExploration(Exploration):
         )
 
     def _learn(self, runner: CommandRunner, observation: Observation) -> None:
-        """Take over the replicas that a measured probe showed."""
         if observation.is_measured:
             self._learn_replicas(runner, observation.details.get("num_replicas"))
 
     def _learn_replicas(self, runner: CommandRunner, num_replicas: int | None) -> None:
-        """Take over the replicas that a probe showed, of this explorer or of another one of the study.
-
-        Raises:
-            UserInputError: The probe was started with a number that depends on the replicas, and took them for one.
-        """
+        """Take over the replicas that a probe showed, of this explorer or of another one of the study."""
         if not num_replicas or self._command.num_replicas is not None:
             return
         if {"replicas", "global_batch_size"} & self._command.placeholders and num_replicas > 1:
@@ -210,11 +205,7 @@ class CommandExploration(Exploration):
     def _confirm_size(
         self, result: Result, runner: CommandRunner, run: run_directory.Run
     ) -> Generator[JobEvent, None, None]:
-        """Start the command once with another size, where all starts were given one: it may ignore the size.
-
-        Raises:
-            UserProgramError: It does.
-        """
+        """Start the command once with another size, where all starts were given one: it may ignore the size."""
         size = runner.size_to_confirm
         if size is None or result.stop_reason == StopReason.INTERRUPTED or self._should_stop() is not None:
             return
@@ -269,7 +260,6 @@ class CommandExploration(Exploration):
             return sampler, open_study(sampler, storage=record.storage, name=record.study_name)
 
     def _record(self, run: run_directory.Run) -> loop.RunRecord:
-        """Return where the search is recorded, with a history of its own probes."""
         return dataclasses.replace(super()._record(run), history=self._searched)
 
     @property
@@ -331,7 +321,6 @@ class CommandExploration(Exploration):
         return self._plan(None, changes)
 
     def _announced(self, max_probes: int) -> Iterator[str]:
-        """Yield what will be started, how often, and what it may write."""
         if self.config.recognised:
             yield f"{self.config.path} is of {self.config.recognised}"
         starts = dict(self._most_starts(max_probes))
@@ -349,11 +338,10 @@ class CommandExploration(Exploration):
         yield from self._announced_steps()
 
     def _most_starts(self, max_probes: int) -> Iterator[tuple[str, int]]:
-        """Yield why the command is started, and how often at most."""
         yield "for the sizes of the search", max_probes
         if self.config.explore.sizes_per_start > 1:
             yield "for sizes that fail in a start that they share", max_probes
-        keeping = keeping_sizes(self.config, self._candidates)
+        keeping = find_sizes_that_keep(self.config, self._candidates)
         if keeping is not None and keeping.sizes:
             yield "for a size that keeps the global batch size", min(MOST_PROBES, max_probes)
         if self._may_run_real_step:
@@ -366,7 +354,6 @@ class CommandExploration(Exploration):
         return self.config.batch_size is not None or self._command.accumulation not in (None, PROBING_ACCUMULATION)
 
     def _announced_steps(self) -> Iterator[str]:
-        """Yield what a step of a start is, and whether a real one is run."""
         own = self._command.accumulation
         if self._command.sets_accumulation:
             yield f"each start accumulates {PROBING_ACCUMULATION} micro-batches a step; passes are ranked"
@@ -402,12 +389,10 @@ def _expected_s(measured: Observation | None, accumulation: int) -> float:
 
 
 def _seconds_of_step(observation: Observation) -> float | None:
-    """Return the median seconds of a whole step; None where none was timed."""
     return observation.details["step_time_s"] if observation.is_measured else None
 
 
 def _with_fixed_steps(result: Result, measured: Observation | None, accumulation: int) -> tuple[Result, float | None]:
-    """Return the result and the seconds of a step, where each start has steps of the training's own accumulation."""
     if measured is None:
         return result, None
     seen = round(measured.details["micro_batches_per_step"])
@@ -418,7 +403,6 @@ def _with_fixed_steps(result: Result, measured: Observation | None, accumulation
 
 
 def _difference(real: Observation, measured: Observation | None, accumulation: int) -> str:
-    """Return how a real step differs from what its size was seen to take; empty where it does not."""
     steps = counted(accumulation, "accumulation step")
     if not real.is_measured:
         return f"with {steps} the training ended as {real.outcome}: {real.reason}"
@@ -453,11 +437,7 @@ def _with_last_batches(result: Result, observations: Sequence[Observation]) -> R
 
 
 def _check_confirmed(result: Result, runner: CommandRunner) -> None:
-    """Check that what arrived was seen to follow the size.
-
-    Raises:
-        UserProgramError: Another number of samples arrived at the only size that ran.
-    """
+    """Check that what arrived was seen to follow the size."""
     size = runner.unconfirmed_size
     if size is not None and result.stop_reason != StopReason.INTERRUPTED:
         raise UserProgramError(

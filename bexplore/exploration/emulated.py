@@ -29,12 +29,8 @@ _TIMES_OF_RANKS = (
 )
 
 
-def named_device(name: str) -> tuple[int | None, Device]:
-    """Return how many devices a name such as `8xh100` asks for, None for no number, and which.
-
-    Raises:
-        UserInputError: The table has no such device, or it is no CUDA device.
-    """
+def parse_device_name(name: str) -> tuple[int | None, Device]:
+    """Return how many devices a name such as `8xh100` asks for, None for no number, and which."""
     counted = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(.+)", name)
     device = device_by_name(counted[2] if counted else name)
     if device.capability is None:
@@ -48,7 +44,7 @@ def named_device(name: str) -> tuple[int | None, Device]:
     return number, device
 
 
-def without_times(runner: Runner, is_emulated: Callable[[], bool]) -> Runner:
+def hide_times(runner: Runner, is_emulated: Callable[[], bool]) -> Runner:
     """Return a runner whose times on an emulated device are `PASS_TIME_S`: its own mean nothing.
 
     Args:

@@ -44,7 +44,7 @@ class _Earlier:
     rest_s: float
 
 
-def expected_duration(
+def estimate_duration(
     folder: Path, environment: Mapping[str, Any], cost_model: CostModel | None, *, max_probes: int
 ) -> Estimate:
     """Scale the passes of the nearest earlier run of this machine by the operations of a sample; keep the rest.

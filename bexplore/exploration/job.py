@@ -21,13 +21,20 @@ from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 from bexplore.engine.variants_runner import VariantsRunner
 from bexplore.errors import NothingFitsError
-from bexplore.exploration.base import Exploration, ExploreOptions, keeping_sizes
-from bexplore.exploration.emulated import without_times
-from bexplore.exploration.estimate import expected_duration
+from bexplore.exploration.base import Exploration, ExploreOptions, find_sizes_that_keep
+from bexplore.exploration.emulated import hide_times
+from bexplore.exploration.estimate import estimate_duration
 from bexplore.exploration.finish import Finish, global_batch_sizes
-from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
-from bexplore.exploration.setup import environment_alone, launcher_of, worker_key
-from bexplore.exploration.variants import SURE_SDS, expected, operations_over_file, select, trace_all, trace_lengths
+from bexplore.exploration.memory_budget import MemoryBudget, count_gradient_bytes, find_memory_account, resolve_budget
+from bexplore.exploration.setup import find_launcher, find_lone_environment, read_worker_key
+from bexplore.exploration.variants import (
+    SURE_SDS,
+    make_priors,
+    operations_over_file,
+    select_variants,
+    trace_all,
+    trace_lengths,
+)
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors, package_version
 from bexplore.host.records import from_record, to_record
@@ -85,7 +92,7 @@ class JobExploration(Exploration):
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
         started_in = run.directory
         with ExitStack() as stack:
-            workers = stack.enter_context(Workers(started_in, self._environment | environment_alone(self.config)))
+            workers = stack.enter_context(Workers(started_in, self._environment | find_lone_environment(self.config)))
             traced, facts = self._traced_device(workers, run)
             own = traced[0]
             cost_model, reason = (own, "") if isinstance(own, CostModel) else (None, own)
@@ -137,7 +144,6 @@ class JobExploration(Exploration):
         cost_model: CostModel | None,
         facts: Mapping[str, Any],
     ) -> Finish:
-        """Return the end of an exploration whose answer has the settings of a variant."""
         config = self.config
         if isinstance(runner, VariantsRunner):
             searched = self.selection.searched
@@ -178,7 +184,7 @@ class JobExploration(Exploration):
             return Selection()
         variants = [TracedVariant.of(one, trace) for one, trace in zip(self.config.variants, traced, strict=True)]
         models = [one.cost_model for one in variants]
-        chosen = select(
+        chosen = select_variants(
             variants,
             budget_bytes=budget.budget_bytes,
             sizes=self._sizes(models, budget),
@@ -190,7 +196,6 @@ class JobExploration(Exploration):
     def _runner(
         self, settings: RunnerSettings, workers: Workers, cost_model: CostModel | None, budget: MemoryBudget
     ) -> EngineRunner | VariantsRunner:
-        """Return the runner of the job, or one of all variants, each with workers and a folder of its own."""
         if self.selection.is_plain:
             kind = EngineRunner if settings.launcher is None else AllRanksRunner
             limits = self._stage_limits(cost_model, 0)
@@ -268,8 +273,8 @@ class JobExploration(Exploration):
             keeps_artifacts=True,
             replica_batch_size=self.config.replica_batch_size,
             largest_size=self._largest_size(cost_model, budget),
-            launcher=launcher_of(self.config),
-            worker_key=worker_key(),
+            launcher=find_launcher(self.config),
+            worker_key=read_worker_key(),
         )
 
     def _prepare(
@@ -329,7 +334,7 @@ class JobExploration(Exploration):
             self.config.explore,
             facts,
             num_replicas=self.config.num_replicas,
-            gradient_bytes=gradient_bytes_of(self.config.job, num_parameters),
+            gradient_bytes=count_gradient_bytes(self.config.job, num_parameters),
             host_available_bytes=self.host_available_bytes,
             is_traced_for_ranks=self.config.job.parallelism.is_distributed,
             num_ranks_here=self.config.num_ranks_here,
@@ -358,7 +363,6 @@ class JobExploration(Exploration):
         )
 
     def _traced_settings(self, budget: MemoryBudget) -> Iterator[TracedSettings]:
-        """Yield what the traces tell of each variant of the search, where there are several."""
         searched = () if self.selection.is_plain else self.selection.searched
         for number, one in enumerate(searched):
             record = None if one.cost_model is None else self._trace_record(one.cost_model, budget)
@@ -374,7 +378,7 @@ class JobExploration(Exploration):
         return trace_record(
             cost_model,
             budget_bytes=budget.budget_bytes,
-            judged_by=judged_by(self.config.job.device),
+            judged_by=find_memory_account(self.config.job.device),
             minimum=self.config.minimum,
             maximum=self.config.maximum,
         )
@@ -393,13 +397,13 @@ class JobExploration(Exploration):
         variants: tuple[Variant, ...] = (Variant(memory=memory_of(cost_model)),)
         if not self.selection.is_plain:
             middle = geometric_middle(candidates, largest=candidates[-1])
-            variants = expected(self.selection.searched, memory_of, size=middle)
+            variants = make_priors(self.selection.searched, memory_of, size=middle)
         yield from loop.explore(
-            without_times(runner, lambda: is_emulated),
+            hide_times(runner, lambda: is_emulated),
             space=Space.from_sizes(candidates),
             settings=settings,
             variants=variants,
-            keeping=keeping_sizes(self.config, candidates),
+            keeping=find_sizes_that_keep(self.config, candidates),
             run=self._record(run),
             should_stop=self._should_stop,
         )
@@ -409,7 +413,7 @@ class JobExploration(Exploration):
             peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
             relative_sd=cost_model.relative_sd if cost_model else TRACE_SD,
             budget_bytes=budget.budget_bytes,
-            judged_by=judged_by(self.config.job.device),
+            judged_by=find_memory_account(self.config.job.device),
         )
 
     def _largest_size(self, cost_model: CostModel | None, budget: MemoryBudget) -> int | None:
@@ -481,7 +485,6 @@ class JobExploration(Exploration):
         )
 
     def _notices_of_settings(self) -> tuple[str, ...]:
-        """Say which settings are explored, and which of them train in another way."""
         variants = self.config.variants
         if not variants:
             return ()
@@ -493,11 +496,10 @@ class JobExploration(Exploration):
         return (f"{counted(len(variants), 'combination')} of settings, the file's own first: {names}{changing}",)
 
     def _notices(self) -> tuple[str, ...]:
-        """Say which ranks of a distributed job will run."""
         parallelism = self.config.job.parallelism
         if not parallelism.is_distributed:
             return ()
-        launcher = launcher_of(self.config)
+        launcher = find_launcher(self.config)
         if launcher is None:
             return (one_rank_caution(parallelism),)
         starter = "you" if launcher.is_external else launcher.kind
@@ -516,7 +518,7 @@ class JobExploration(Exploration):
         cost_model = traced if isinstance(traced, CostModel) else None
         plan, settings = self._plan(None, changes), search_settings(self.config)
         environment = self.fingerprint.environment()
-        expected = expected_duration(self.folder, environment, cost_model, max_probes=settings.max_probes)
+        expected = estimate_duration(self.folder, environment, cost_model, max_probes=settings.max_probes)
         limits_s = [one for one in (expected.seconds, settings.time_budget_s) if one is not None]
         return dataclasses.replace(
             plan,

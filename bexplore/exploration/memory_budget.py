@@ -28,7 +28,7 @@ DEVICE_MARGIN_BYTES = 512 * 2**20
 _COUNTED_OF_RANK = "; gradient buckets and shards of a rank are in its trace and its probes"
 
 
-def judged_by(device: str) -> MemoryAccount:
+def find_memory_account(device: str) -> MemoryAccount:
     """Return the account of memory that the limit of a device is about: see `engine.worker.own_process`."""
     kind = device_kind(device)
     if kind == "cuda":
@@ -36,14 +36,14 @@ def judged_by(device: str) -> MemoryAccount:
     return MemoryAccount.RESIDENT if kind == "cpu" and sys.platform == "linux" else MemoryAccount.TENSORS
 
 
-def gradient_bytes_of(job: Job, num_parameters: int | None) -> int | None:
+def count_gradient_bytes(job: Job, num_parameters: int | None) -> int | None:
     """Return the bytes of one copy of a job's gradients; None where its parameters are unknown or not trained."""
     if num_parameters is None or job.mode is Mode.EVAL:
         return None
     return num_parameters * (2 if job.precision is Precision.BFLOAT16 else 4)  # autocast keeps weights in float32
 
 
-def memory_of_absent_device(memory_bytes: int) -> dict[str, int]:
+def describe_absent_memory(memory_bytes: int) -> dict[str, int]:
     """Return the memory that torch would report of an idle device that is known by name alone."""
     return {"total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes - CUDA_CONTEXT_BYTES}
 
@@ -82,9 +82,6 @@ def resolve_budget(
         host_available_bytes: Available memory of the host before the job's own worker started; None for the present.
         is_traced_for_ranks: Whether traces and probes are those of a rank, and hold its gradient buckets and shards.
         num_ranks_here: Ranks that share the memory of this host, where they run on its processors.
-
-    Raises:
-        UserInputError: torch keeps no account of the device's memory, and the configuration gives no budget in bytes.
     """
     device, free = str(facts.get("device", "cpu")), facts.get("free_memory_bytes")
     on_host = device_kind(device) == "cpu" and free is None

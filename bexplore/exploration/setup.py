@@ -18,17 +18,13 @@ from bexplore.engine.protocol.messages import Done, ReadLengths, Refused
 from bexplore.errors import UserInputError, UserProgramError
 
 
-def launcher_of(config: Config) -> Launcher | None:
-    """Return what starts all ranks of a job; None for a job of one device, and for one rank of several.
-
-    Raises:
-        UserInputError: The user starts the ranks, and the environment has no key for them.
-    """
+def find_launcher(config: Config) -> Launcher | None:
+    """Return what starts all ranks of a job; None for a job of one device, and for one rank of several."""
     kind, parallelism = config.explore.launcher, config.job.parallelism
     if kind in (None, "none") or not parallelism.is_distributed:
         return None
     host, _, port = (config.explore.rendezvous or LOOPBACK).partition(":")
-    if kind == EXTERNAL and worker_key() is None:
+    if kind == EXTERNAL and read_worker_key() is None:
         raise UserInputError(
             f"launcher external: ranks prove by the variable {KEY_VARIABLE} that they are yours, and it is not set",
             hint=f"on every host: export {KEY_VARIABLE}=..., a long random text such as `openssl rand -hex 32` prints",
@@ -36,13 +32,13 @@ def launcher_of(config: Config) -> Launcher | None:
     return Launcher(kind=str(kind), num_ranks=parallelism.num_ranks, host=host, port=int(port or 0))
 
 
-def environment_alone(config: Config) -> dict[str, str]:
+def find_lone_environment(config: Config) -> dict[str, str]:
     """Return what a worker of one process has in its environment beside this process's: see `Launcher.environment`."""
-    launcher = launcher_of(config)
+    launcher = find_launcher(config)
     return {} if launcher is None else launcher.environment
 
 
-def worker_key() -> str | None:
+def read_worker_key() -> str | None:
     """Return the key that the user has given; None for none."""
     return os.environ.get(KEY_VARIABLE) or None
 
@@ -51,13 +47,8 @@ def worker_key() -> str | None:
 STAGE_LIMIT_S = 300.0
 
 
-def with_loader_lengths(config: Config, on_progress: Progress = lambda message: None) -> Config:
-    """Return a job with the lengths that its loader gives, where the file takes them from there.
-
-    Raises:
-        UserInputError: The loader gives none.
-        UserProgramError: The user's loader fails.
-    """
+def add_loader_lengths(config: Config, on_progress: Progress = lambda message: None) -> Config:
+    """Return a job with the lengths that its loader gives, where the file takes them from there."""
     options = config.explore.lengths
     if options is None or options.source is None or config.job.lengths is not None:
         return config

@@ -28,7 +28,7 @@ SURE_SDS = 3.0
 MAX_TRACES_AT_ONCE = 2
 
 
-def select(
+def select_variants(
     traced: Sequence[TracedVariant], *, budget_bytes: float, sizes: Sequence[int], is_automatic: bool
 ) -> Selection:
     """Leave out the variants that cannot be the answer, as far as traces can tell; the file's own stays.
@@ -54,7 +54,7 @@ def select(
     return Selection(searched=tuple(kept), left_out=tuple(left_out))
 
 
-def expected(
+def make_priors(
     searched: Sequence[TracedVariant], memory_of: Callable[[CostModel | None], MemoryPrior], *, size: int
 ) -> tuple[Variant, ...]:
     """Return what the search knows of each variant before anything ran.
@@ -79,12 +79,7 @@ def trace_all(
     fresh: bool,
     environment: Mapping[str, str] | None = None,
 ) -> list[CostModel | str]:
-    """Trace each variant of a job, or the job itself; return the reason in one line where that is not possible.
-
-    Raises:
-        UserInputError: The job is wrong, or a variant of it that the user has named.
-        UserProgramError: The user's own code fails while it is built.
-    """
+    """Trace each variant of a job, or the job itself; return the reason in one line where that is not possible."""
     given: dict[str, Any] = {"gpu": gpu, "fresh": fresh, "environment": environment}
     jobs = [config.job, *(variant.job for variant in config.variants[1:])]
     if len(jobs) == 1:
@@ -139,7 +134,6 @@ def operations_over_file(searched: Sequence[TracedVariant], variant: int, size: 
 
 
 def _log_operations(cost_model: CostModel | None, own: CostModel | None, size: int) -> float:
-    """Return ln of the operations of a pass over the own ones; 0 where one of them is unknown."""
     if cost_model is None or own is None:
         return 0.0
     counts = cost_model.hardware_flops(size), own.hardware_flops(size)
@@ -158,7 +152,6 @@ def _surely_fits(variant: TracedVariant, size: int, budget_bytes: float) -> bool
 def _why_not(
     variant: TracedVariant, traced: Sequence[TracedVariant], *, budget_bytes: float, sizes: Sequence[int]
 ) -> str:
-    """Return why a variant cannot be the answer; empty where it can."""
     model = variant.cost_model
     if model is None:
         return ""
@@ -189,7 +182,6 @@ def _better(variant: TracedVariant, traced: Sequence[TracedVariant], sizes: Sequ
 
 
 def _rest(job: Job) -> Job:
-    """Return a job without what it recomputes."""
     return dataclasses.replace(job, activation_checkpointing="none", activation_memory_budget=1.0)
 
 
@@ -198,5 +190,4 @@ def _costs(model: CostModel, size: int) -> tuple[float, float, float]:
 
 
 def _spread(sizes: Sequence[int]) -> list[int]:
-    """Return the smallest and the largest size, and the powers of two between them."""
     return sorted({sizes[0], sizes[-1], *(size for size in sizes if size & (size - 1) == 0)})

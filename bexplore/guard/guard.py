@@ -14,7 +14,7 @@ from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.engine.program_client import metrics_in_worker
 from bexplore.errors import UserInputError
-from bexplore.exploration.setup import with_loader_lengths
+from bexplore.exploration.setup import add_loader_lengths
 from bexplore.guard import sizes as neighbours
 from bexplore.guard.baseline import Baseline, read_baseline, write_baseline
 from bexplore.guard.compare import compare_metrics
@@ -310,7 +310,7 @@ def check_exact_facts(
     """Compare the exact facts of a job with its baseline; None where the baseline was written instead."""
     tiers = frozenset({Tier.ANY_MACHINE}) if portable else EXACT
     options = GuardOptions(baseline_path=baseline_path, tiers=tiers, model_dir=str(model_dir))
-    loaded = with_loader_lengths(load_config(config_path, overrides=overrides))
+    loaded = add_loader_lengths(load_config(config_path, overrides=overrides))
     if is_update:
         update_baseline(loaded, options)
         return None
@@ -319,6 +319,6 @@ def check_exact_facts(
 
 def find_portable_facts(config_path: Path, log_path: Path, overrides: tuple[str, ...] = ()) -> ProgramMetrics:
     """Return the facts of a job's program, traced for the CPU."""
-    loaded = with_loader_lengths(load_config(config_path, overrides=overrides)).on_device("cpu")
+    loaded = add_loader_lengths(load_config(config_path, overrides=overrides)).on_device("cpu")
     found, _ = metrics_in_worker(loaded.job, log_path, device="cpu")
     return found

@@ -17,7 +17,7 @@ from bexplore.config.config import Config
 from bexplore.engine.program_client import metrics_in_worker
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import EngineError
-from bexplore.exploration.memory_budget import gradient_bytes_of, resolve_budget
+from bexplore.exploration.memory_budget import count_gradient_bytes, resolve_budget
 from bexplore.guard.baseline import Baseline, SizeTimes
 from bexplore.guard.report import Tier
 from bexplore.guard.sizes import NUM_WORKERS, time_in_worker
@@ -201,7 +201,7 @@ def open_runner(observed: Observed) -> EngineRunner:
         observed.config.explore,
         observed.device_info,
         num_replicas=observed.config.num_replicas,
-        gradient_bytes=gradient_bytes_of(observed.config.job, observed.snapshot.any_device.num_parameters),
+        gradient_bytes=count_gradient_bytes(observed.config.job, observed.snapshot.any_device.num_parameters),
         is_traced_for_ranks=observed.config.job.parallelism.is_distributed,
     )
     return EngineRunner(

@@ -12,7 +12,7 @@ from bexplore.config.sections.variants import changes_training
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError
 from bexplore.exploration.estimated import estimated
-from bexplore.exploration.memory_budget import gradient_bytes_of
+from bexplore.exploration.memory_budget import count_gradient_bytes
 from bexplore.host.accelerators import device_by_name, published_device
 from bexplore.job import Job, Parallelism
 from bexplore.job.batching import Divisibility
@@ -59,7 +59,7 @@ def costs_of_run(run: Run) -> StepCosts:
     ran = _find_answer(own, result)
     num_replicas = result.num_replicas or int(meta["search_specification"].get("num_replicas", 1))
     device = published_device(result.device_info)
-    gradient_bytes = gradient_bytes_of(job, None if model is None else model.num_parameters)
+    gradient_bytes = count_gradient_bytes(job, None if model is None else model.num_parameters)
     return StepCosts(
         title=str(meta["title"]),
         origin=f"measured by {run.directory.name}",
@@ -256,7 +256,7 @@ def costs_of_config(
         model_flops=None if job.lengths is not None else own["flops_per_sample"],  # those of the longest sample
         hardware_flops=None if job.lengths is not None else own["hardware_flops_per_sample"],
         num_parameters=own["num_parameters"],
-        gradient_bytes=gradient_bytes_of(job, own["num_parameters"]),
+        gradient_bytes=count_gradient_bytes(job, own["num_parameters"]),
         sizes=largest,
         device_name=own["device_name"] if device is None else device.name,
         is_on_cpu=device is None and not own["device_name"],

@@ -9,7 +9,7 @@ import pytest
 
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError, UserProgramError
-from bexplore.exploration.setup import with_loader_lengths
+from bexplore.exploration.setup import add_loader_lengths
 from bexplore.job.lengths import Collation
 
 CODE = """
@@ -52,7 +52,7 @@ def config_of(folder: Path, loader: str, *, key: str = "micro_batch_size", **len
     ("loader", "values"), [("sentences", tuple(range(5, 35))), ("known", (3, 4, 90)), ("masked", (3,))]
 )
 def test_lengths_are_those_of_single_samples_or_of_the_data_set(tmp_path, loader, values):
-    job = with_loader_lengths(config_of(tmp_path, loader)).job
+    job = add_loader_lengths(config_of(tmp_path, loader)).job
 
     assert job.lengths is not None
     assert job.lengths.values == values
@@ -60,14 +60,14 @@ def test_lengths_are_those_of_single_samples_or_of_the_data_set(tmp_path, loader
 
 
 def test_no_more_samples_are_read_than_the_file_says(tmp_path):
-    job = with_loader_lengths(config_of(tmp_path, "sentences", num_samples=10)).job
+    job = add_loader_lengths(config_of(tmp_path, "sentences", num_samples=10)).job
 
     assert job.lengths is not None
     assert job.lengths.values == tuple(range(5, 15))
 
 
 def test_a_micro_batch_of_a_number_of_tokens_has_them_too(tmp_path):
-    config = with_loader_lengths(config_of(tmp_path, "sentences", key="micro_batch_tokens"))
+    config = add_loader_lengths(config_of(tmp_path, "sentences", key="micro_batch_tokens"))
 
     assert config.job.lengths is not None
     assert config.job.lengths.collation is Collation.TOKENS
@@ -76,9 +76,9 @@ def test_a_micro_batch_of_a_number_of_tokens_has_them_too(tmp_path):
 
 def test_a_loader_whose_batches_show_no_length_is_an_error_with_a_hint(tmp_path):
     with pytest.raises(UserInputError, match=r"shapes \[\(1,\)\]"):
-        with_loader_lengths(config_of(tmp_path, "flat"))
+        add_loader_lengths(config_of(tmp_path, "flat"))
 
 
 def test_an_error_of_the_loader_is_the_users_own(tmp_path):
     with pytest.raises(UserProgramError, match="no shard 7"):
-        with_loader_lengths(config_of(tmp_path, "broken"))
+        add_loader_lengths(config_of(tmp_path, "broken"))

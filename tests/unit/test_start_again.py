@@ -10,11 +10,13 @@ from bexplore.config.load import load_config
 from bexplore.decorator import find_fastest_batch_size
 from bexplore.errors import UserInputError
 from bexplore.run.result import RunResult
-from bexplore.start_again import Request, explored, given_size, own_command
+from bexplore.start_again import ProgramRequest, explore_program, find_own_command, read_given_size
 
 
 def test_a_start_gets_its_size_by_a_variable_and_its_folder_by_another():
-    config = load_config(None, overrides=Request(what="train", settings={"max": 64, "env": {"A": "1"}}).overrides())
+    config = load_config(
+        None, overrides=ProgramRequest(what="train", settings={"max": 64, "env": {"A": "1"}}).overrides()
+    )
 
     assert config.command is not None and config.maximum == 64
     assert list(config.command.argv) == [sys.executable, *sys.orig_argv[1:]]
@@ -45,16 +47,16 @@ def test_a_given_size_is_taken_and_a_folder_only_where_the_function_has_one(monk
 
     monkeypatch.setenv("BEXPLORE_MICRO_BATCH_SIZE", "many")
     with pytest.raises(UserInputError, match="BEXPLORE_MICRO_BATCH_SIZE=many is no number"):
-        given_size()
+        read_given_size()
 
 
 def test_a_program_explores_once(monkeypatch):
     found = RunResult(micro_batch_size=8)
     monkeypatch.setattr(start_again, "_found", {"pretrain": found})
 
-    assert explored(Request(what="pretrain", settings={})) is found
+    assert explore_program(ProgramRequest(what="pretrain", settings={})) is found
     with pytest.raises(UserInputError, match="tune explores after pretrain"):
-        explored(Request(what="tune", settings={}))
+        explore_program(ProgramRequest(what="tune", settings={}))
 
 
 def test_an_interactive_session_has_nothing_to_start_again(monkeypatch):
@@ -62,7 +64,7 @@ def test_an_interactive_session_has_nothing_to_start_again(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python"])
 
     with pytest.raises(UserInputError, match="this session is interactive"):
-        own_command()
+        find_own_command()
 
 
 def test_another_program_in_the_command_is_another_job(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from bexplore.actions import trace as trace_module
-from bexplore.actions.trace import on_devices, trace_job
+from bexplore.actions.trace import share_among_devices, trace_job
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.errors import EngineError, UserInputError
@@ -100,14 +100,14 @@ def test_without_a_parallelism_each_device_has_a_whole_copy_and_a_note_says_so(c
     ],
 )
 def test_the_outermost_degree_of_data_parallelism_takes_the_devices(config, parallelism, num_devices, shared):
-    job = on_devices(config(f"parallelism: {parallelism}"), num_devices).job
+    job = share_among_devices(config(f"parallelism: {parallelism}"), num_devices).job
     assert str(job.parallelism) == shared
     assert job.parallelism.num_ranks == num_devices
     assert job.num_replicas == job.parallelism.num_replicas
 
 
 def test_the_batch_of_a_replica_stays_and_the_global_one_follows(config):
-    shared = on_devices(config(more="runconfig: {num_csx: 2}"), 8)
+    shared = share_among_devices(config(more="runconfig: {num_csx: 2}"), 8)
     assert (shared.num_replicas, shared.batch_size, shared.replica_batch_size) == (8, 96, 12)
 
 
@@ -132,7 +132,7 @@ def test_a_step_of_the_users_own_must_say_how_its_ranks_share_the_work(config):
     own = config()
     own = dataclasses.replace(own, job=dataclasses.replace(own.job, workload="imported", model={"step": "a:b"}))
     with pytest.raises(UserInputError, match="decides itself how its ranks share") as error:
-        on_devices(own, 4)
+        share_among_devices(own, 4)
     assert "explore.parallelism" in error.value.hint
 
 

@@ -17,7 +17,7 @@ from bexplore.emulated_gpu.config_environment import num_devices
 from bexplore.errors import UserInputError
 from bexplore.exploration import command as command_module
 from bexplore.exploration.base import ExploreOptions
-from bexplore.exploration.emulated import named_device
+from bexplore.exploration.emulated import parse_device_name
 from bexplore.host.accelerators import DEVICES
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.summary import summary_text
@@ -161,7 +161,7 @@ NAMES = {
 @pytest.mark.parametrize("typed", NAMES)
 def test_a_name_may_begin_with_the_number_of_devices(typed):
     number, key = NAMES[typed]
-    assert named_device(typed) == (number, DEVICES[key])
+    assert parse_device_name(typed) == (number, DEVICES[key])
 
 
 # What cannot be emulated -> what is said of it.

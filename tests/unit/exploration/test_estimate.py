@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bexplore.exploration.estimate import expected_duration
+from bexplore.exploration.estimate import estimate_duration
 from bexplore.trace.timeline import Polynomial
 from tests.unit.run.builders import cost_model, make_run
 
@@ -16,7 +16,7 @@ PROBES_S, PASSES_S = 12.0, 0.04 + 0.07 + 3 * 8 / 410 + 0.01  # of the run that i
 
 def expected(folder, *, flops: float = 1.5e12, max_probes: int = 4, environment: dict | None = None):
     model = dataclasses.replace(cost_model(), hardware_flops=Polynomial(0, flops))
-    return expected_duration(folder / "mine", environment or MACHINE, model, max_probes=max_probes)
+    return estimate_duration(folder / "mine", environment or MACHINE, model, max_probes=max_probes)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_nothing_is_expected_of_another_machine_another_kind_of_job_or_an_unfini
     for estimate, why in (
         (expected(tmp_path, environment=MACHINE | {"processor": "another"}), "no finished run of this machine"),
         (expected(tmp_path, flops=1e14), "the nearest run of this machine is"),
-        (expected_duration(tmp_path / "mine", MACHINE, None, max_probes=4), "the job has no trace"),
+        (estimate_duration(tmp_path / "mine", MACHINE, None, max_probes=4), "the job has no trace"),
     ):
         assert estimate.seconds is None
         assert estimate.why.startswith(why)

@@ -20,9 +20,9 @@ from bexplore.exploration.memory_budget import (
     DEVICE_MARGIN_SHARE,
     HOST_OVERHEAD_BYTES,
     HOST_SHARE,
-    gradient_bytes_of,
-    judged_by,
-    memory_of_absent_device,
+    count_gradient_bytes,
+    describe_absent_memory,
+    find_memory_account,
     resolve_budget,
 )
 from bexplore.host.records import from_record, to_record
@@ -50,9 +50,12 @@ explore: {device: cpu, precision: bfloat16, memory_budget: 1GiB}
 
 
 def test_each_device_has_the_account_that_its_limit_is_about():
-    assert judged_by("cuda:1") is MemoryAccount.RESERVED
-    assert judged_by("cpu") in (MemoryAccount.RESIDENT, MemoryAccount.TENSORS)  # the latter where there is no /proc
-    assert judged_by("mps") is MemoryAccount.TENSORS
+    assert find_memory_account("cuda:1") is MemoryAccount.RESERVED
+    assert find_memory_account("cpu") in (
+        MemoryAccount.RESIDENT,
+        MemoryAccount.TENSORS,
+    )  # without /proc
+    assert find_memory_account("mps") is MemoryAccount.TENSORS
 
 
 def test_what_must_fit_is_the_reserved_memory_and_the_prediction_stands_beside_the_tensors():
@@ -71,7 +74,7 @@ def test_what_must_fit_is_the_reserved_memory_and_the_prediction_stands_beside_t
 
 
 def test_the_budget_of_a_device_by_name_leaves_room_for_the_context():
-    facts = memory_of_absent_device(80 * GIB)
+    facts = describe_absent_memory(80 * GIB)
     budget = resolve_budget(ExploreSettings(), facts, num_replicas=1, gradient_bytes=None)
     margin = round(0.03 * 80 * GIB)
     assert budget.budget_bytes == pytest.approx(80 * GIB - CUDA_CONTEXT_BYTES - margin, abs=2)
@@ -173,10 +176,10 @@ def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
 
 def test_gradients_are_as_wide_as_the_weights():
     job = Job(workload="decoder")
-    of = {one: gradient_bytes_of(dataclasses.replace(job, precision=one), 10) for one in Precision}
+    of = {one: count_gradient_bytes(dataclasses.replace(job, precision=one), 10) for one in Precision}
     assert of.pop(Precision.BFLOAT16) == 20
     assert set(of.values()) == {40}
-    assert gradient_bytes_of(dataclasses.replace(job, mode=Mode.EVAL), 10) is None
+    assert count_gradient_bytes(dataclasses.replace(job, mode=Mode.EVAL), 10) is None
 
 
 def test_a_report_shows_both_accounts(tmp_path):

@@ -267,7 +267,7 @@ def test_a_resumed_run_keeps_its_variants_whatever_would_be_chosen_now(tmp_path,
     config = job(tmp_path)
     stops = iter([None] * 2 + ["interrupted"] * 99)
     finished(config, should_stop=lambda: next(stops))
-    monkeypatch.setattr(module, "select", lambda traced, **_options: Selection(searched=tuple(traced[:1])))
+    monkeypatch.setattr(module, "select_variants", lambda traced, **_options: Selection(searched=tuple(traced[:1])))
 
     traced = next(event for event in explore(config) if isinstance(event, Traced))
 

@@ -12,7 +12,7 @@ from bexplore.actions.trace import trace_job
 from bexplore.config.sections.variants import JobVariant
 from bexplore.errors import UserInputError
 from bexplore.exploration import variants
-from bexplore.exploration.variants import expected, operations_over_file, select, trace_all
+from bexplore.exploration.variants import make_priors, operations_over_file, select_variants, trace_all
 from bexplore.host.records import from_record
 from bexplore.job import CompileSettings, Job, Precision
 from bexplore.run.selection import Selection, TracedVariant
@@ -31,7 +31,7 @@ def variant(name: str, cost_model: CostModel | None = None, **changes) -> Traced
 
 
 def selected(*traced: TracedVariant, budget_gib: float = 4.0, is_automatic: bool = False) -> Selection:
-    return select(traced, budget_bytes=budget_gib * GIB, sizes=SIZES, is_automatic=is_automatic)
+    return select_variants(traced, budget_bytes=budget_gib * GIB, sizes=SIZES, is_automatic=is_automatic)
 
 
 def names(selection: Selection) -> list[str]:
@@ -176,7 +176,7 @@ def prior(cost_model: CostModel | None) -> MemoryPrior:
 
 
 def test_a_variant_is_expected_to_be_slower_by_the_operations_that_it_adds():
-    own, full, odd = expected(
+    own, full, odd = make_priors(
         [variant("none", trace()), variant("full", trace(1, 0.5, 125)), variant("odd")], prior, size=4
     )
 
