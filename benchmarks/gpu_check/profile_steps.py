@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged
 from bexplore.actions.probe import probe_once
-from bexplore.diagnosis.profiled import profile_bottlenecks
+from bexplore.diagnosis.profiled import find_profile_bottlenecks
 
 
 def profile_gpt(context: Context) -> Verdict:
@@ -22,7 +22,9 @@ def profile_gpt(context: Context) -> Verdict:
         if profile is None:
             return judged(False, f"{probed.observation.outcome}: {probed.observation.reason}")
         has_files = path.exists() and profile.memory_path is not None and Path(profile.memory_path).exists()
-    context.note(profile=dataclasses.asdict(profile), bottlenecks=[one.finding for one in profile_bottlenecks(profile)])
+    context.note(
+        profile=dataclasses.asdict(profile), bottlenecks=[one.finding for one in find_profile_bottlenecks(profile)]
+    )
     is_of_device = context.on_cpu or (profile.is_on_device and 0.0 < (profile.busy_share or 0.0) <= 1.0)
     busy = "" if profile.busy_share is None else f", busy for {profile.busy_share:.0%}"
     longest = profile.top[0].name[:60] if profile.top else "none"

@@ -11,7 +11,7 @@ import click
 from bexplore.actions.probe import probe_once
 from bexplore.actions.trace import trace_job
 from bexplore.cli.options import CONFIG, DEVICE_NAME, Common, common_options
-from bexplore.diagnosis.profiled import profile_bottlenecks
+from bexplore.diagnosis.profiled import find_profile_bottlenecks
 from bexplore.emulated_gpu.config_environment import build_environment
 from bexplore.errors import ExitCode, UserInputError
 from bexplore.host.accelerators import DEVICES
@@ -77,7 +77,7 @@ def probe(
         else probe_sentence(ProbeFinished(observation=observation))
     )
     if profile is not None and common.as_json:
-        click.echo(json.dumps(profile_record(profile, profile_bottlenecks(profile))))
+        click.echo(json.dumps(profile_record(profile, find_profile_bottlenecks(profile))))
     elif profile is not None:
         click.echo("\n".join(profile_lines(profile, None if probed.run is None else probed.run.directory)))
     if observation.traceback_text and not observation.is_measured:

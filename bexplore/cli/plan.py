@@ -23,7 +23,7 @@ from bexplore.cli.plan_options import (
 )
 from bexplore.errors import UserInputError
 from bexplore.output.plan_table import plan_table
-from bexplore.planning.api import is_run, plan_source, plans_of
+from bexplore.planning.api import is_run, open_source, plan_from
 from bexplore.planning.request import PlanRequest, Work
 
 
@@ -72,14 +72,14 @@ def plan(source: Path, common: Common, **options: Any) -> None:
         )
     with options_in_errors():
         request = _read_request(options)
-        found = plan_source(
+        found = open_source(
             source,
             load=common.load_own_job,
             device_name=options["device_name"],
             model_dir=common.model_dir,
             on_progress=common.report_wait,
         )
-        plans = plans_of(found, request, network=network)
+        plans = plan_from(found, request, network=network)
     lines = [json.dumps(record) for record in plans.records()] if common.as_json else [plan_table(plans)]
     for line in lines:
         click.echo(name_options(line))

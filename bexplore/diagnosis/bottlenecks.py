@@ -211,7 +211,7 @@ def find_bottlenecks(evidence: JobEvidence) -> tuple[Bottleneck, ...]:
     found += evaluate_rules(_STEP, evidence)
     if evidence.is_on_accelerator:
         multiprocessors = evidence.device_info.get("num_multiprocessors")
-        found += shape_hints(evidence.job, evidence.best, num_multiprocessors=multiprocessors)
+        found += find_shape_hints(evidence.job, evidence.best, num_multiprocessors=multiprocessors)
     return tuple(found)
 
 
@@ -455,7 +455,7 @@ def _find_float32_matrices(evidence: JobEvidence) -> Values | None:
     return None if capability < TF32_CAPABILITY or is_decided else {"capability": capability}
 
 
-def shape_hints(job: Job, micro_batch_size: int, *, num_multiprocessors: int | None) -> list[Bottleneck]:
+def find_shape_hints(job: Job, micro_batch_size: int, *, num_multiprocessors: int | None) -> list[Bottleneck]:
     """Return shapes that tensor cores run slowly: advice, never a filter.
 
     Matrix sizes should be multiples of 128 bytes (A100 and later): 64 elements of 16 bits, 32 of 32 bits.

@@ -50,7 +50,7 @@ _SLOW_PART: list[Rule[tuple[NetworkEvidence, str]]] = []
 _NETWORK: list[Rule[NetworkEvidence]] = []
 
 
-def network_bottlenecks(network: NetworkEvidence | None) -> tuple[Bottleneck, ...]:
+def find_network_bottlenecks(network: NetworkEvidence | None) -> tuple[Bottleneck, ...]:
     """Return what the timed network holds up: slow ranks and links, and what it explains of a pass's communication."""
     if network is None:
         return ()
@@ -104,7 +104,7 @@ class _ProfileCase(NamedTuple):
 _PROFILE: list[Rule[_ProfileCase]] = []
 
 
-def profile_bottlenecks(profile: Profile, network: NetworkEvidence | None = None) -> tuple[Bottleneck, ...]:
+def find_profile_bottlenecks(profile: Profile, network: NetworkEvidence | None = None) -> tuple[Bottleneck, ...]:
     """Return what limits profiled steps; empty where their profile shows nothing of it.
 
     Args:

@@ -31,7 +31,7 @@ class Status(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The guard's overall judgement."""
+    """The answer of one run."""
 
     UNCHANGED = "unchanged"
     REGRESSION = "regression"
@@ -120,7 +120,7 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the most serious judgement; another toolchain excuses exact facts, never times of the same job."""
+        """Return the most serious answer; another toolchain excuses exact facts, never times of the same job."""
         if not self.findings:
             return Verdict.NOTHING_MEASURED
         if any(self.is_regression(one) for one in self.findings):

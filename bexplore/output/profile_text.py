@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from bexplore.diagnosis.profiled import NetworkEvidence, network_bottlenecks, profile_bottlenecks
+from bexplore.diagnosis.profiled import NetworkEvidence, find_network_bottlenecks, find_profile_bottlenecks
 from bexplore.errors import BexploreError
 from bexplore.measurement.profile import REGIONS, Profile, ProfiledCollective, ProfiledKernel
-from bexplore.planning.api import source_of_run
+from bexplore.planning.api import read_source
 from bexplore.planning.costs import StepCosts
 from bexplore.planning.network import Collective, NetworkFigures, find_communication
 from bexplore.run.run_directory import Run, open_run
@@ -34,7 +34,7 @@ def profile_lines(profile: Profile, run_dir: Path | None) -> Iterator[str]:
         yield f"  {self_time:>10}  {share:>6}  {calls:>7}  {kind:<8}  {name}"
     yield ""
     network = None if run_dir is None else network_evidence(open_run(run_dir))
-    for item in (*profile_bottlenecks(profile, network), *network_bottlenecks(network)):
+    for item in (*find_profile_bottlenecks(profile, network), *find_network_bottlenecks(network)):
         yield f"{item.finding}{f'; try: {item.action}' if item.action else ''}"
     yield f"Trace:   {profile.trace_path} (open in ui.perfetto.dev or chrome://tracing)"
     if profile.memory_path:
@@ -73,7 +73,7 @@ def _row(one: ProfiledKernel, kind: str) -> tuple[str, str, str, str, str]:
 def network_evidence(run: Run) -> NetworkEvidence | None:
     """Return what `bexplore network` has timed beside a run; None where nothing is there that can be read."""
     try:
-        source = source_of_run(run)
+        source = read_source(run)
         if source.network_path is None:
             return None
         figures = NetworkFigures.read(source.network_path)

@@ -14,7 +14,7 @@ from bexplore.planning.costs import StepCosts
 from bexplore.planning.network import FILE_NAME, NetworkFigures
 from bexplore.planning.plan import Plans, make_plans
 from bexplore.planning.request import PlanRequest
-from bexplore.planning.sources import costs_of_config, costs_of_run
+from bexplore.planning.sources import read_costs, trace_costs
 from bexplore.planning.step import Plan
 from bexplore.run.run_directory import Run, find_runs, open_run
 
@@ -30,7 +30,7 @@ class PlanSource:
     network_path: Path | None = None
 
 
-def plan_source(
+def open_source(
     path: Path,
     *,
     load: Callable[[Path], Config] | None = None,
@@ -53,21 +53,21 @@ def plan_source(
             f'`device_name` "{device_name}" names the device of a CONFIG, and {path} was measured on its own',
             "leave it out, or name the configuration in place of the run",
         )
-        return source_of_run(open_run(path))
+        return read_source(open_run(path))
     from bexplore.config.load import load_config  # this import takes longer than a plan of a run
 
     config = (load or load_config)(path)
-    costs = costs_of_config(config, device_name=device_name, model_dir=model_dir, on_progress=on_progress)
+    costs = trace_costs(config, device_name=device_name, model_dir=model_dir, on_progress=on_progress)
     return PlanSource(costs=costs)
 
 
-def source_of_run(run: Run) -> PlanSource:
+def read_source(run: Run) -> PlanSource:
     """Read a run, and find the network that was timed for it."""
     beside = (folder / FILE_NAME for folder in (run.directory, run.directory.parent))
-    return PlanSource(costs=costs_of_run(run), network_path=next((one for one in beside if one.exists()), None))
+    return PlanSource(costs=read_costs(run), network_path=next((one for one in beside if one.exists()), None))
 
 
-def plans_of(
+def plan_from(
     source: PlanSource, request: PlanRequest, *, network: NetworkFigures | Path | float | None = None
 ) -> Plans:
     """Return the plans that are asked for.
@@ -111,14 +111,14 @@ def plan(
         BexploreError: The run is unfinished, the configuration cannot be traced, or nothing can be planned; the hint
             has the nearest that can.
     """
-    source = plan_source(Path(path), device_name=device_name)
-    return plans_of(source, request or PlanRequest(), network=network)
+    source = open_source(Path(path), device_name=device_name)
+    return plan_from(source, request or PlanRequest(), network=network)
 
 
-def plan_of_file(run: Run) -> Plan | None:
+def plan_as_in_file(run: Run) -> Plan | None:
     """Return the plan of a run by its file's own numbers; None where it gives too few, or they cannot be shared so."""
     try:
-        return plans_of(source_of_run(run), PlanRequest()).plans[0]
+        return plan_from(read_source(run), PlanRequest()).plans[0]
     except UserInputError:
         return None
 

@@ -97,7 +97,7 @@ def _check_size(costs: StepCosts, plan: Plan) -> Iterator[str]:
 
 def _slowdown(costs: StepCosts, size: int, useful: int) -> float:
     """Return by what share a sample takes longer at a size than at another; 0 where no pass is known."""
-    own, other = costs.cost_of(size), costs.cost_of(useful)
+    own, other = costs.find_cost(size), costs.find_cost(useful)
     return 0.0 if own is None or other is None else (own.seconds / size) / (other.seconds / useful) - 1
 
 

@@ -180,7 +180,7 @@ class StepCosts:
         """The size that a batch should feed: the file's own, the recommended one, or the largest that fits; 0: none."""
         return self.micro_batch_size or max(self.passes, default=self.sizes)
 
-    def cost_of(self, size: int) -> PassCost | None:
+    def find_cost(self, size: int) -> PassCost | None:
         """Return the cost of a pass of a size that ran, or of one between two that ran; None of others.
 
         What is predicted is scaled to the program of the answer, and communicates as much as that.
@@ -208,9 +208,9 @@ class StepCosts:
 
     def _between(self, replica_batch_size: int) -> list[int]:
         """Return the sizes of a replica's batch whose cost is predicted."""
-        return [size for size in sizes_that_keep(replica_batch_size, self.divisibility) if self.cost_of(size)]
+        return [size for size in sizes_that_keep(replica_batch_size, self.divisibility) if self.find_cost(size)]
 
 
-def peak_of(job: Job, bfloat16_flops_per_s: float | None) -> float | None:
+def find_peak(job: Job, bfloat16_flops_per_s: float | None) -> float | None:
     """Return the published peak of a job's arithmetic; None for float32, as the figures are those of 16 bits."""
     return None if job.precision is Precision.FLOAT32 else bfloat16_flops_per_s

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from bexplore.errors import UserInputError
 from bexplore.host.json_files import read_json
+from bexplore.host.records import from_record
 from bexplore.job import Parallelism
 from bexplore.units import format_bytes
 
@@ -177,13 +177,7 @@ class NetworkFigures:
         try:
             if path.exists() and path.stat().st_size > _MOST_FILE_BYTES:
                 raise ValueError(f"it is larger than {format_bytes(_MOST_FILE_BYTES)}")
-            record = read_json(path)
-            figures = cls(
-                **record
-                | {"timed": tuple(_read_collective(one) for one in record["timed"])}
-                | {"links": tuple(_read_link(one) for one in record["links"]), "slow": tuple(record["slow"])}
-                | {"notes": tuple(record.get("notes", ()))}
-            )
+            figures = from_record(cls, read_json(path))
             figures._check()
         except UserInputError as error:
             raise UserInputError(error.message, hint=_MAKE_AGAIN) from error
@@ -198,10 +192,9 @@ class NetworkFigures:
         else:
             _require_above_0("stated_bytes_per_s", self.stated_bytes_per_s)
         _require_above_0("num_hosts", self.num_hosts)
-        for name in ("backend", "device_name", "made_at"):
-            _require_text(name, getattr(self, name))
-        for text in (*self.slow, *self.notes):
-            _require_text("slow or notes", text)
+        for text in (self.backend, self.device_name, self.made_at, *self.slow, *self.notes):
+            if not text.isprintable():
+                raise ValueError(f"it has {text!r}")
         for one in self.timed:
             for name in ("num_bytes", "median_s", "algorithm_bytes_per_s", "bus_bytes_per_s"):
                 _require_above_0(f"{name} of {one.collective}", getattr(one, name))
@@ -245,26 +238,9 @@ def _interpolate(points: Sequence[tuple[int, float]], num_bytes: float) -> float
     return points[-1][1]
 
 
-def _require_above_0(name: str, value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
+def _require_above_0(name: str, value: float) -> None:
+    if not math.isfinite(value) or value <= 0:
         raise ValueError(f"{name} is {value!r}")
-
-
-def _require_text(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not value.isprintable():
-        raise ValueError(f"{name} is {value!r}")
-
-
-def _read_collective(record: Mapping[str, Any]) -> TimedCollective:
-    return TimedCollective(
-        **{**record, "collective": Collective(record["collective"]), "times_s": tuple(record["times_s"])}
-    )
-
-
-def _read_link(record: Mapping[str, Any]) -> Link:
-    names = ("ranks", "hosts", "rounds_bytes_per_s")
-    return Link(**{**record, **{name: tuple(record[name]) for name in names if name in record}})
 
 
 def format_bandwidth(bytes_per_s: float) -> str:

@@ -17,7 +17,7 @@ from bexplore.host.accelerators import device_by_name, published_device
 from bexplore.job import Job, Parallelism
 from bexplore.job.batching import Divisibility
 from bexplore.measurement.probe import Observation
-from bexplore.planning.costs import OtherSettings, PassCost, PredictedSpeeds, StepCosts, peak_of
+from bexplore.planning.costs import OtherSettings, PassCost, PredictedSpeeds, StepCosts, find_peak
 from bexplore.planning.network import find_communication
 from bexplore.run.parallel_result import parallel_result, pass_times_by_kind, ranks_of
 from bexplore.run.result import RunResult
@@ -38,7 +38,7 @@ OTHER_PRECISION = (
 COMMAND = "command"  # the workload of a job that is the user's own training command
 
 
-def costs_of_run(run: Run) -> StepCosts:
+def read_costs(run: Run) -> StepCosts:
     """Read the costs of a finished run."""
     result = run.result()
     if result is None or result.micro_batch_size is None:
@@ -80,7 +80,7 @@ def costs_of_run(run: Run) -> StepCosts:
         device_name=str(result.device_info.get("device_name", "")),
         is_on_cpu=str(result.device_info.get("device", job.device)).startswith("cpu"),
         precision=job.precision,
-        peak_flops_per_s=peak_of(job, None if device is None else device.bfloat16_flops_per_s),
+        peak_flops_per_s=find_peak(job, None if device is None else device.bfloat16_flops_per_s),
         tokens_per_sample=job.tokens_per_sample,
         micro_batch_size=result.micro_batch_size,
         batch_size=meta.get("batch_size"),
@@ -228,7 +228,7 @@ def _compare_settings_of_run(result: RunResult, ran: Observation) -> Iterator[Ot
         )
 
 
-def costs_of_config(
+def trace_costs(
     config: Config, *, device_name: str | None, model_dir: str | None, on_progress: Progress = lambda message: None
 ) -> StepCosts:
     """Trace a job, or recall its trace, and return what it tells of the steps.
@@ -261,7 +261,7 @@ def costs_of_config(
         device_name=own["device_name"] if device is None else device.name,
         is_on_cpu=device is None and not own["device_name"],
         precision=job.precision,
-        peak_flops_per_s=None if device is None else peak_of(job, device.bfloat16_flops_per_s),
+        peak_flops_per_s=None if device is None else find_peak(job, device.bfloat16_flops_per_s),
         tokens_per_sample=job.tokens_per_sample,
         micro_batch_size=config.fixed_size,
         batch_size=config.batch_size,

@@ -182,7 +182,7 @@ def _refuse_utilization(costs: StepCosts, field: str, *, has_operations: bool) -
 
 def _time_step(layout: Layout, batch_size: int, size: int) -> Step:
     costs = layout.costs
-    cost = costs.cost_of(size)
+    cost = costs.find_cost(size)
     assert cost is not None  # it is a feasible size
     accumulation_steps = -(-batch_size // (size * layout.num_replicas))
     exchanged = _plan_communication(layout, cost, accumulation_steps)

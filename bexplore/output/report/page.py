@@ -14,7 +14,7 @@ from jinja2.filters import Markup  # type: ignore[attr-defined]  # imported ther
 from bexplore import __version__
 from bexplore.config.sections.variants import name_settings
 from bexplore.diagnosis.bottlenecks import JobEvidence, find_bottlenecks
-from bexplore.diagnosis.profiled import network_bottlenecks, profile_bottlenecks
+from bexplore.diagnosis.profiled import find_network_bottlenecks, find_profile_bottlenecks
 from bexplore.exploration.estimated import estimated
 from bexplore.measurement.probe import Observation, compared_sizes
 from bexplore.output import settings_text, summary
@@ -167,8 +167,8 @@ def bottlenecks(data: ReportData) -> tuple[Bottleneck, ...]:
     """Return the bottlenecks of the result, or, in an unfinished run, those of the probes so far."""
     if data.is_finished:
         network = network_evidence(data.run)
-        profiled = () if data.profile is None else profile_bottlenecks(data.profile, network)
-        return (*data.result.bottlenecks, *profiled, *network_bottlenecks(network))
+        profiled = () if data.profile is None else find_profile_bottlenecks(data.profile, network)
+        return (*data.result.bottlenecks, *profiled, *find_network_bottlenecks(network))
     sizes = data.result.global_batch_sizes
     evidence = JobEvidence(
         job=data.job,

@@ -14,7 +14,7 @@ from bexplore.job import Job
 from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.probe import Observation
 from bexplore.measurement.profile import Profile
-from bexplore.planning.api import plan_of_file
+from bexplore.planning.api import plan_as_in_file
 from bexplore.planning.step import Plan
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
@@ -157,7 +157,7 @@ def read_report_data(run: Run) -> ReportData:
         ),
         names=names,
         profile=run.profile(),
-        plan=None if stored is None or stored.micro_batch_size is None else plan_of_file(run),
+        plan=None if stored is None or stored.micro_batch_size is None else plan_as_in_file(run),
     )
 
 

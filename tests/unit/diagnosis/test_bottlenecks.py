@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bexplore.diagnosis.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks, shape_hints
+from bexplore.diagnosis.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks, find_shape_hints
 from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job, Parallelism, Precision, TorchSettings
 from bexplore.measurement.probe import Observation, Outcome, Probe
@@ -177,20 +177,20 @@ def test_without_measurements_nothing_is_said():
 )
 def test_shapes_that_tensor_cores_like_less_are_hints(model_section, count):
     job = Job(workload="decoder", model=model_section, precision=Precision.BFLOAT16)
-    assert len(shape_hints(job, 8, num_multiprocessors=None)) == count
+    assert len(find_shape_hints(job, 8, num_multiprocessors=None)) == count
 
 
 def test_gpt2s_vocabulary_is_padded_to_the_number_that_everybody_uses():
     job = Job(workload="decoder", model={"vocab_size": 50257}, precision=Precision.BFLOAT16)
-    assert shape_hints(job, 8, num_multiprocessors=None)[0].action == "pad it to 50304"
+    assert find_shape_hints(job, 8, num_multiprocessors=None)[0].action == "pad it to 50304"
 
 
 def test_a_wave_that_is_hardly_filled_is_a_hint():
     section = {"hidden_size": 1024, "intermediate_size": 4096}
     job = Job(workload="decoder", model=section, precision=Precision.BFLOAT16, sequence_length=128)
     # 9 samples: 9 x 16 = 144 tiles, two waves of 132; 8 samples: 128 tiles, one wave filled to 97 %.
-    assert "filled to 55%" in shape_hints(job, 9, num_multiprocessors=132)[0].finding
-    assert shape_hints(job, 8, num_multiprocessors=132) == []
+    assert "filled to 55%" in find_shape_hints(job, 9, num_multiprocessors=132)[0].finding
+    assert find_shape_hints(job, 8, num_multiprocessors=132) == []
     assert kinds({1: 0.1, 2: 0.11}, facts=CPU) == []
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bexplore.diagnosis.profiled import NetworkEvidence, network_bottlenecks, profile_bottlenecks
+from bexplore.diagnosis.profiled import NetworkEvidence, find_network_bottlenecks, find_profile_bottlenecks
 from bexplore.host.records import from_record
 from bexplore.measurement.profile import (
     BACKWARD,
@@ -157,13 +157,13 @@ def test_collectives_count_where_nothing_else_runs_beside_them():
 
 
 def kinds(events: list[dict]) -> set[str]:
-    return {one.kind for one in profile_bottlenecks(profile(events))}
+    return {one.kind for one in find_profile_bottlenecks(profile(events))}
 
 
 def test_a_device_that_waits_for_launches_is_told_with_its_kernels():
     idle = kernels(*((f"gemm_{number}", 50.0 * number, 10) for number in range(20)))
     assert kinds(idle) == {"launch"}
-    (found,) = profile_bottlenecks(profile(idle))
+    (found,) = find_profile_bottlenecks(profile(idle))
     assert "80%" in found.finding
     assert "20 kernels" in found.finding
 
@@ -220,7 +220,7 @@ def test_collectives_have_the_bytes_of_gloo_and_of_nccl():
     ("seconds", "reason"), [(300e-6, "the bandwidth explains it"), (30e-6, "waiting for a slower rank")]
 )
 def test_exposed_communication_is_compared_with_what_the_timed_bandwidth_explains(seconds, reason):
-    (found,) = profile_bottlenecks(profile(DDP_STEP), NetworkEvidence(seconds=lambda one: seconds))
+    (found,) = find_profile_bottlenecks(profile(DDP_STEP), NetworkEvidence(seconds=lambda one: seconds))
     assert "(400 us); at the bandwidth that was timed" in found.finding
     assert reason in found.finding
     assert found.evidence["explained_s"] == seconds
@@ -228,23 +228,23 @@ def test_exposed_communication_is_compared_with_what_the_timed_bandwidth_explain
 
 
 def test_without_a_timing_of_the_collective_the_finding_says_how_to_time_it():
-    (found,) = profile_bottlenecks(profile(DDP_STEP), NetworkEvidence())
+    (found,) = find_profile_bottlenecks(profile(DDP_STEP), NetworkEvidence())
     assert "bexplore network" in found.action
 
 
 def test_slow_parts_of_the_network_are_findings_with_their_speeds():
     network = NetworkEvidence(slow=("rank 3 is slow",), speeds={"slowest_link_bytes_per_s": 1e9})
-    (found,) = network_bottlenecks(network)
+    (found,) = find_network_bottlenecks(network)
     assert (found.kind, found.evidence) == ("communication", {"slowest_link_bytes_per_s": 1e9})
     assert "rank 3 is slow" in found.finding
-    assert network_bottlenecks(None) == ()
+    assert find_network_bottlenecks(None) == ()
 
 
 def test_communication_of_a_pass_is_compared_with_what_the_timed_bandwidth_explains():
-    (found,) = network_bottlenecks(NetworkEvidence(exposed_s=0.4, explained_s=0.1))
+    (found,) = find_network_bottlenecks(NetworkEvidence(exposed_s=0.4, explained_s=0.1))
     assert "adds 400 ms to a pass" in found.finding
     assert "take 100 ms in all: most of it is waiting" in found.finding
-    assert network_bottlenecks(NetworkEvidence(exposed_s=-0.1, explained_s=0.1)) == ()
+    assert find_network_bottlenecks(NetworkEvidence(exposed_s=-0.1, explained_s=0.1)) == ()
 
 
 def test_batches_that_the_device_waits_for_are_told():

@@ -14,7 +14,7 @@ from bexplore.output.profile_text import network_evidence
 from bexplore.output.report.page import bottlenecks
 from bexplore.output.report.report_data import read_report_data
 from bexplore.planning.network import FILE_NAME, Link
-from bexplore.planning.sources import costs_of_run
+from bexplore.planning.sources import read_costs
 from tests.unit.planning.builders import timed_network
 from tests.unit.run.builders import make_run
 
@@ -54,7 +54,7 @@ def test_it_explains_what_its_bandwidth_takes_for_profiled_collectives(run):
 
 
 def test_it_explains_the_mean_pass_of_a_step_by_the_bytes_of_the_gradients(run):
-    assert network_evidence(run).explained_s == pytest.approx(costs_of_run(run).gradient_bytes / SPEED)
+    assert network_evidence(run).explained_s == pytest.approx(read_costs(run).gradient_bytes / SPEED)
 
 
 def test_without_a_file_beside_the_run_or_with_a_damaged_one_nothing_is_said(run):

@@ -12,11 +12,11 @@ from bexplore.host.records import from_record
 from bexplore.job import Job, Parallelism
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation
-from bexplore.planning.api import plan, plan_of_file, source_of_run
-from bexplore.planning.costs import peak_of
+from bexplore.planning.api import plan, plan_as_in_file, read_source
+from bexplore.planning.costs import find_peak
 from bexplore.planning.network import FILE_NAME
 from bexplore.planning.request import Devices, PlanRequest
-from bexplore.planning.sources import costs_of_config, costs_of_run
+from bexplore.planning.sources import read_costs, trace_costs
 from tests.unit.config.builders import Folder, sections
 from tests.unit.planning.builders import timed_network
 from tests.unit.run.builders import make_run, probe
@@ -25,7 +25,7 @@ NETWORK = {2**20: 1e9, 2**30: 1e9}
 
 
 def test_a_run_gives_what_it_measured_of_its_answer(tmp_path):
-    costs = costs_of_run(make_run(tmp_path))
+    costs = read_costs(make_run(tmp_path))
     assert costs.passes[8].seconds == pytest.approx(8 / 410)
     assert costs.passes[8].is_exact
     assert costs.update_s == pytest.approx(0.01)
@@ -35,18 +35,18 @@ def test_a_run_gives_what_it_measured_of_its_answer(tmp_path):
 
 
 def test_sizes_of_the_searchs_program_are_scaled_to_the_trainings(tmp_path):
-    costs = costs_of_run(make_run(tmp_path))
+    costs = read_costs(make_run(tmp_path))
     assert costs.passes[1].seconds == pytest.approx(1 / 100 * 400 / 410)
     assert not costs.passes[1].is_exact
 
 
 def test_sizes_that_did_not_run_are_none_of_a_plan(tmp_path):
-    assert sorted(costs_of_run(make_run(tmp_path)).passes) == [1, 8]
+    assert sorted(read_costs(make_run(tmp_path)).passes) == [1, 8]
 
 
 def test_an_unfinished_run_is_refused_with_the_command_that_finishes_it(tmp_path):
     with pytest.raises(UserInputError) as error:
-        costs_of_run(make_run(tmp_path, finished=False))
+        read_costs(make_run(tmp_path, finished=False))
     assert "bexplore explore job.yaml" in error.value.hint
 
 
@@ -54,7 +54,7 @@ def test_a_run_of_float32_has_no_utilization(tmp_path):
     run = make_run(tmp_path)
     meta = run.meta()
     (run.directory / "meta.json").write_text(json.dumps(meta | {"job": {**meta["job"], "precision": "float32"}}))
-    assert costs_of_run(run).peak_flops_per_s is None
+    assert read_costs(run).peak_flops_per_s is None
 
 
 def test_passes_of_all_ranks_hold_their_communication(tmp_path):
@@ -65,7 +65,7 @@ def test_passes_of_all_ranks_hold_their_communication(tmp_path):
     ranks = [{"rank": rank, "host": "a"} for rank in (0, 1)]
     timed = {"ranks": ranks, "pass_times_by_kind_s": [[0.02, 0.03]] * 3, "accumulation_steps": 4}
     run.journal.append(probe(4, 8, 400.0, Compilation.EXACT, details={"parallel": timed}))
-    costs = costs_of_run(run)
+    costs = read_costs(run)
     assert costs.holds_communication
     assert (costs.passes[8].seconds, costs.passes[8].last_s) == (0.02, 0.03)
 
@@ -81,7 +81,7 @@ def ranks_together(tmp_path, parallelism: Parallelism, *, alone_s: float | None 
     (run.directory / "journal.jsonl").unlink()
     run.journal.append(probe(4, 8, 200.0, Compilation.SHARED, details={"parallel": ranks | alone}))
     run.journal.append(probe(5, 8, 200.0, Compilation.EXACT, details={"parallel": ranks | timed}))
-    return costs_of_run(run)
+    return read_costs(run)
 
 
 EVERY = Parallelism(data_parallel_replicate_degree=2, gradient_sync="every")
@@ -125,22 +125,22 @@ def test_passes_of_replicas_that_differ_exchange_nothing_before_the_last(tmp_pat
 
 def test_the_hosts_of_ranks_that_ran_together_are_counted(tmp_path):
     assert ranks_together(tmp_path / "a", LAST, **KINDS).num_hosts == 1
-    assert costs_of_run(make_run(tmp_path / "b")).num_hosts is None
+    assert read_costs(make_run(tmp_path / "b")).num_hosts is None
 
 
 def test_sizes_that_did_not_run_have_the_speed_that_the_search_predicts(tmp_path):
-    costs = costs_of_run(make_run(tmp_path))
-    assert costs.cost_of(4).is_predicted
-    assert costs.cost_of(4).seconds == pytest.approx(4 / 280 * (405 / 410))  # scaled to the answer that was verified
-    assert costs.cost_of(13) is None  # it ran out of memory
-    assert costs.cost_of(64) is None
+    costs = read_costs(make_run(tmp_path))
+    assert costs.find_cost(4).is_predicted
+    assert costs.find_cost(4).seconds == pytest.approx(4 / 280 * (405 / 410))  # scaled to the answer that was verified
+    assert costs.find_cost(13) is None  # it ran out of memory
+    assert costs.find_cost(64) is None
 
 
 def test_a_network_that_was_timed_beside_a_run_is_read_with_it(tmp_path):
     run = make_run(tmp_path)
     network = dataclasses.asdict(timed_network(NETWORK))
     (run.directory / FILE_NAME).write_text(json.dumps(network))
-    assert source_of_run(run).network_path == run.directory / FILE_NAME
+    assert read_source(run).network_path == run.directory / FILE_NAME
     request = PlanRequest(devices=(Devices(number=2),), batch_sizes=())
     meta = run.meta() | {"batch_size": 64}
     (run.directory / "meta.json").write_text(json.dumps(meta))
@@ -154,7 +154,7 @@ def test_samples_of_many_lengths_have_no_utilization_since_the_trace_is_of_the_l
     meta = run.meta()
     job = dataclasses.replace(from_record(Job, meta["job"]), lengths=Lengths.from_samples([16, 64, 128]))
     (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_record()}))
-    costs = costs_of_run(run)
+    costs = read_costs(run)
     assert (costs.model_flops, costs.hardware_flops) == (None, None)
     assert costs.tokens_per_sample == pytest.approx((16 + 64 + 128) / 3)
 
@@ -173,7 +173,7 @@ def test_a_bandwidth_that_moves_nothing_is_refused(tmp_path, bytes_per_s):
 
 
 def test_the_plan_of_a_file_without_a_batch_size_is_none(tmp_path):
-    assert plan_of_file(make_run(tmp_path)) is None
+    assert plan_as_in_file(make_run(tmp_path)) is None
 
 
 def record(**fields):
@@ -200,7 +200,7 @@ def costs(tmp_path, monkeypatch):
         explore = {"settings": {"activation_checkpointing": ["none", "full"]}}
         config = Folder(tmp_path).load(sections(explore=explore))
         monkeypatch.setattr(trace_module, "trace_job", lambda *_, **__: list(records))
-        return costs_of_config(config, device_name="h100", model_dir=None)
+        return trace_costs(config, device_name="h100", model_dir=None)
 
     return of
 
@@ -223,7 +223,7 @@ def test_a_job_of_which_no_sample_fits_says_so(costs):
 def test_a_plan_has_the_name_and_the_peak_of_each_device_of_the_table(tmp_path, monkeypatch, key):
     config = Folder(tmp_path).load(sections(explore={"precision": "bfloat16"}))
     monkeypatch.setattr(trace_module, "trace_job", lambda *_, **__: [record()])
-    found = costs_of_config(config, device_name=key, model_dir=None)
+    found = trace_costs(config, device_name=key, model_dir=None)
 
     assert found.device_name == DEVICES[key].name
-    assert found.peak_flops_per_s == peak_of(config.job, DEVICES[key].bfloat16_flops_per_s)
+    assert found.peak_flops_per_s == find_peak(config.job, DEVICES[key].bfloat16_flops_per_s)
