@@ -38,6 +38,7 @@ def floor(config: Config, size: str) -> None:
     """The least that a first recommendation can cost: import, build, one cold compile with its probe, and the trace."""
     from bexplore.engine.protocol.messages import RunProbe
     from bexplore.engine.protocol.shared_mode import SharedMode
+    from bexplore.engine.worker.measuring import measure
     from bexplore.engine.worker.session import Session
     from bexplore.measurement.probe import Compilation, Probe
     from bexplore.trace.tracer import trace_job
@@ -62,7 +63,7 @@ def floor(config: Config, size: str) -> None:
         compilation=Compilation.EXACT,
         max_passes=config.explore.passes_per_probe,
     )
-    facts = session.measure(probe, pass_budget_s=4.0)
+    facts = measure(session, probe, pass_budget_s=4.0)
     probe_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
     trace_job(config.job)

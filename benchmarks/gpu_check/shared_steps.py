@@ -100,10 +100,11 @@ def _session(context: Context, job: str, mode: SharedMode) -> Any:
 
 
 def _measured(session: Any, size: int) -> dict[str, Any]:
+    from bexplore.engine.worker.measuring import measure
     from bexplore.measurement.probe import Compilation, Probe
 
     probe = Probe(number=0, micro_batch_size=size, compilation=Compilation.SHARED, max_passes=20)
-    facts = session.measure(probe, pass_budget_s=PASS_BUDGET_S)
+    facts = measure(session, probe, pass_budget_s=PASS_BUDGET_S)
     names = ("pass_times_s", "compile_time_s", "num_recompiles", "num_graphs", "peak_memory_bytes", "warnings")
     pass_s = statistics.median(facts["pass_times_s"])
     return {name: facts[name] for name in names} | {

@@ -9,6 +9,7 @@ import pytest
 PROGRAM = """
     from bexplore.engine.protocol.messages import RunProbe
     from bexplore.engine.protocol.shared_mode import SharedMode
+    from bexplore.engine.worker.measuring import measure
     from bexplore.engine.worker.session import Session
     from bexplore.engine.worker.torch_private import make_limits_loud
     from bexplore.job import Job
@@ -30,7 +31,7 @@ PROGRAM = """
         session.prepare(8)
         session.watch.take()
         for size in {sizes}:
-            facts = session.measure(probe(size), pass_budget_s=0.1)
+            facts = measure(session, probe(size), pass_budget_s=0.1)
             print(facts["num_recompiles"], *facts["details"].get("recompile_reasons", ()))
 """
 

@@ -31,7 +31,8 @@ from bexplore.engine.protocol.messages import (
 )
 from bexplore.engine.worker.context import Context, Handlers, failed
 from bexplore.engine.worker.device import await_memory, take
-from bexplore.engine.worker.session import NotFiniteError, Session
+from bexplore.engine.worker.measuring import NotFiniteError, measure
+from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.step_checks import compare_gradients
 from bexplore.engine.worker.steps import CompiledEachPassError, synchronize
 from bexplore.engine.worker.torch_private import make_limits_loud
@@ -95,7 +96,7 @@ class _Probing:
     def _run(self, request: ProbeRequest) -> Answer:
         session, start_time_s = self._opened(request)
         try:
-            values = session.measure(request.probe, pass_budget_s=request.pass_budget_s)
+            values = measure(session, request.probe, pass_budget_s=request.pass_budget_s)
         except NotFiniteError as error:
             return Failed(outcome=Outcome.NOT_FINITE, reason=str(error), start_time_s=start_time_s)
         except CompiledEachPassError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bexplore.engine.eager_comparison import are_enough
 from bexplore.engine.protocol.messages import CompareEager
-from bexplore.engine.worker.peak_memory import release_cached_memory
 from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, BatchMix, Steps, synchronize
 from bexplore.engine.worker.torch_private import recording_memory
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, InterleavedTiming, passes_per_timing
@@ -81,91 +79,6 @@ class Timed:
     def values(self) -> dict[str, Any]:
         """By the field names of `Observation`, without the details."""
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "details"}
-
-
-class SizeTimer:
-    """Times the sizes of a session, each interleaved with the other sizes of its probe.
-
-    Args:
-        compile_pass: Runs a pass where something may still have to be built.
-
-    Attributes:
-        usual_pass_s: By size that ran in this process, median seconds of a pass.
-    """
-
-    def __init__(
-        self,
-        steps: Steps,
-        device: torch.device,
-        *,
-        uses_cuda_graphs: bool,
-        make_batch: Callable[[int], Batch],
-        compile_pass: Callable[[Batch], object],
-        report: Report,
-    ) -> None:
-        self._steps, self._device, self._uses_cuda_graphs = steps, device, uses_cuda_graphs
-        self._make_batch, self._compile_pass, self._report = make_batch, compile_pass, report
-        self._why_alone = ""  # the last probe that should have been interleaved
-        self.usual_pass_s: dict[int, float] = {}
-
-    def batches_of_others(self, probe: Probe) -> dict[int, Batch]:
-        """Return the batches, by size, that the probe is interleaved with; nothing of them is left to compile.
-
-        Empty where one of them fails: the probe's own size is what counts.
-        """
-        batches: dict[int, Batch] = {}
-        self._why_alone = ""
-        if self._uses_cuda_graphs and probe.interleaved_with:
-            self._why_alone = "the CUDA graphs of another size would hold memory beside this one's"
-            return batches
-        try:
-            for size in probe.interleaved_with:
-                batches[size] = self._make_batch(size)
-                if size not in self.usual_pass_s:  # it ran in an earlier process
-                    self._compile_pass(batches[size])
-                    self.usual_pass_s[size] = self._steps.timed_pass(batches[size])
-        except Exception as error:  # of the other size, in any way; the observation keeps it
-            self._why_alone = headline(error)
-            batches.clear()
-        return batches
-
-    def time(
-        self,
-        batch: Batch,
-        others: dict[int, Batch],
-        probe: Probe,
-        passes: Sequence[RanPass],
-        *,
-        known: Sequence[RanPass],
-        budget_s: float,
-    ) -> Timed:
-        """Time a size, interleaved with others; alone where they fail together.
-
-        Args:
-            passes: Passes of the own size that have just run.
-        """
-        own = probe.micro_batch_size
-        time_with = functools.partial(
-            time_size,
-            self._steps,
-            probe=probe,
-            usual_pass_s=self.usual_pass_s | {own: passes[-1].seconds},
-            budget_s=budget_s,
-            known=known,
-            report=self._report,
-        )
-        if others:
-            try:
-                return time_with({own: batch} | others)
-            except Exception as error:  # of any kind: the size alone meets its own error again, which is reported
-                self._why_alone = headline(error)
-        if not self._why_alone:
-            return time_with({own: batch})
-        others.clear()
-        self._steps.clear_gradients()
-        release_cached_memory(self._device)
-        timed = time_with({own: batch})
-        return dataclasses.replace(timed, details={**timed.details, "not_interleaved": self._why_alone})
 
 
 def headline(error: Exception) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from bexplore.engine.protocol.messages import RunProbe
 from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.worker.measuring import measure
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.steps import Steps
 from bexplore.job import CompileSettings
@@ -50,8 +51,8 @@ def test_a_size_is_measured_with_gradients_outside_of_the_memory_of_cuda_graphs(
         report=lambda **_: None,
     )
 
-    facts = session.measure(
-        Probe(number=0, micro_batch_size=4, max_passes=3, purpose=Purpose.VERIFY), pass_budget_s=0.1
+    facts = measure(
+        session, Probe(number=0, micro_batch_size=4, max_passes=3, purpose=Purpose.VERIFY), pass_budget_s=0.1
     )
 
     assert math.isfinite(facts["loss"])

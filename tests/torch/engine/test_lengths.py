@@ -9,6 +9,7 @@ import torch
 
 from bexplore.engine.protocol.messages import RunProbe
 from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.worker.measuring import measure
 from bexplore.engine.worker.session import Session
 from bexplore.job import CompileSettings, Job
 from bexplore.job.lengths import Collation, Lengths
@@ -42,7 +43,7 @@ def nothing_compiled():
 
 def measured(session: Session, purpose: Purpose = Purpose.SEARCH) -> dict:
     probe = Probe(number=0, micro_batch_size=SIZE, compilation=session.compilation, purpose=purpose, max_passes=2)
-    return session.measure(probe, pass_budget_s=0.1)
+    return measure(session, probe, pass_budget_s=0.1)
 
 
 def test_the_peak_of_a_probe_is_that_of_a_batch_of_the_longest_samples():
