@@ -5,7 +5,7 @@ A test of the suite, `test_code_keys.py`, lists every other key that takes a tex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,9 +82,13 @@ CODE_KEYS: Mapping[KeyPath, CodeKey] = {
 
 def refuse_code(section: Mapping[str, Any], problems: Problems) -> None:
     """Note each key of the section `explore` that can run or import something; what it would run is not looked at."""
-    for path, key, value in _found(section):
-        name, shown = dotted_path(("explore", *path)), f", {quote(value)}," if key.is_shown else ","
-        problems.error(("explore", *path), f"{name} {key.does}{shown} and `allow_code=False` refuses that", HINT)
+    for path, key in CODE_KEYS.items():
+        value: Any = section
+        for part in path:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if key.refuses(value):
+            place, shown = ("explore", *path), f", {quote(value)}," if key.is_shown else ","
+            problems.error(place, f"{dotted_path(place)} {key.does}{shown} and `allow_code=False` refuses that", HINT)
 
 
 def refuse_usual_command(problems: Problems, place: KeyPath, family: str) -> None:
@@ -92,16 +96,3 @@ def refuse_usual_command(problems: Problems, place: KeyPath, family: str) -> Non
     problems.error(
         place, f"a file of {family} is explored by starting its program, and `allow_code=False` refuses that", HINT
     )
-
-
-def _found(section: Mapping[str, Any]) -> Iterator[tuple[KeyPath, CodeKey, Any]]:
-    for path, key in CODE_KEYS.items():
-        value = _at(section, path)
-        if key.refuses(value):
-            yield path, key, value
-
-
-def _at(section: Any, path: Sequence[Any]) -> Any:
-    for part in path:
-        section = section.get(part) if isinstance(section, Mapping) else None
-    return section

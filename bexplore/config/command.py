@@ -128,11 +128,11 @@ class Command:
             f"{name}={shlex.quote(fill(text, values)) if is_placeholder(text) else MASK}"
             for name, text in self.env.items()
         ]
-        return " ".join([*variables, quote_words(_filled(hidden_words(self.argv), values))])
+        return " ".join([*variables, quote_words(_fill_words(hidden_words(self.argv), values))])
 
     def filled(self, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Return the arguments and the variables of one start."""
-        return _filled(self.argv, values), {name: fill(text, values) for name, text in self.env.items()}
+        return _fill_words(self.argv, values), {name: fill(text, values) for name, text in self.env.items()}
 
     def values(
         self, *, micro_batch_size: int, accumulation: int, num_replicas: int, folder: Path | None = None
@@ -162,11 +162,6 @@ def is_placeholder(text: str) -> bool:
     """Return whether a text is one placeholder and nothing else, so that it holds no value of the user's."""
     found = _PLACEHOLDER.fullmatch(text)
     return found is not None and found[1] in PLACEHOLDERS
-
-
-def _quoted(words: Sequence[str]) -> str:
-    plain = (word if _PLACEHOLDER.search(word) or word == MASK else shlex.quote(word) for word in words)
-    return " ".join(plain)
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
@@ -219,15 +214,11 @@ def is_script(words: Sequence[str], index: int) -> bool:
 
 def quote_words(words: Sequence[str]) -> str:
     """Return words quoted for a shell; a placeholder or a masked secret alone asks for no quotes."""
-    bare = (_PLACEHOLDER.sub("", one).replace(MASK, "") for one in words)
-    return " ".join(one if _is_plain(rest) else shlex.quote(one) for one, rest in zip(words, bare, strict=True))
+    bare = {word: _PLACEHOLDER.sub("", word).replace(MASK, "") for word in words}
+    return " ".join(word if bare[word] in ("", shlex.quote(bare[word])) else shlex.quote(word) for word in words)
 
 
-def _is_plain(word: str) -> bool:
-    return not word or shlex.quote(word) == word
-
-
-def _filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+def _fill_words(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return [(fill_script if is_script(words, index) else fill)(word, values) for index, word in enumerate(words)]
 
 

@@ -303,11 +303,7 @@ class LengthsOptions(_Section):
         return self
 
     def marks(self) -> list[tuple[float, int]]:
-        """Return percents and lengths of `quantiles`, ascending.
-
-        Raises:
-            ValueError: A percent is no number.
-        """
+        """Return percents and lengths of `quantiles`, ascending."""
         return sorted((_as_percent(name), length) for name, length in (self.quantiles or {}).items())
 
 

@@ -45,16 +45,7 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileSettings:
-    """Arguments of torch.compile in the user's own training.
-
-    Attributes:
-        enabled: False trains eagerly.
-        backend: Backend of torch.compile.
-        mode: Mode of torch.compile; None for its default.
-        fullgraph: Whether a graph break is an error.
-        dynamic: As in torch.compile; False: each size has its own static program.
-        options: Backend options; excludes `mode`.
-    """
+    """Arguments of torch.compile in the user's own training: the keys of `explore.compile` (config/schema.py)."""
 
     enabled: bool = True
     backend: str = "inductor"
@@ -78,12 +69,9 @@ class CompileSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSettings:
-    """Process-wide settings of torch that change which kernels run.
+    """Process-wide settings of torch that change which kernels run: the keys of `explore.torch` (config/schema.py).
 
-    Attributes:
-        float32_matmul_precision: As in `torch.set_float32_matmul_precision`: `highest`, `high` or `medium`; None leaves
-            torch's default (`highest`), or what the user's own code sets when it is imported.
-        cudnn_benchmark: As `torch.backends.cudnn.benchmark`; None leaves torch's default (False), likewise.
+    None leaves torch's default, or what the user's own code sets when it is imported.
     """
 
     float32_matmul_precision: str | None = None
@@ -92,22 +80,9 @@ class TorchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
-    """How the ranks of a training share its work. Names as in torchtitan's `ParallelismConfig`.
+    """How the ranks of a training share its work: the keys of `explore.parallelism` (config/schema.py).
 
-    Attributes:
-        data_parallel_replicate_degree: Copies of the (sharded) model; above 1 without sharding this is
-            DistributedDataParallel, with it HSDP.
-        data_parallel_shard_degree: Ranks that share the parameters of one copy by `fully_shard` (FSDP2).
-        tensor_parallel_degree: Ranks that share each layer's matrices.
-        fsdp_reshard_after_forward: `always`, `never`, or `default`: blocks are, the root is not.
-        mixed_precision_param: Type of sharded parameters and arithmetic in a pass; None for that of the parameters.
-        mixed_precision_reduce: Type in which sharded gradients are reduced; None for that of the parameters.
-        bucket_cap_mb: Size of a gradient bucket of DistributedDataParallel, MiB; None for its default.
-        gradient_as_bucket_view: As in DistributedDataParallel.
-        find_unused_parameters: As in DistributedDataParallel.
-        gradient_sync: `last` reduces gradients in the last accumulation pass of a step alone, `every` in each pass.
-        blocks: Paths of the modules that are sharded and compiled each by itself, such as `decoder.blocks.*`; empty to
-            take the repeated blocks of the module tree.
+    The degree of shards is never -1 here: what the replicas leave has been put in its place.
     """
 
     data_parallel_replicate_degree: int = 1
@@ -212,11 +187,9 @@ class Job:
         compile: Arguments of torch.compile.
         torch: Process-wide settings of torch.
         seed: Seed of the initial weights and of the synthetic samples.
-        activation_checkpointing: `full` recomputes blocks in the backward pass, `selective` all of them but matrix
-            products and attention, `none` nothing.
-        checkpointed_modules: Paths of the blocks, such as `model.layers.*`; empty for the repeated blocks of the model.
-        activation_memory_budget: Share of the activations that the compiler keeps for the backward pass, 0 to 1; it
-            recomputes those that are cheapest for their bytes. 1 leaves it to its usual rules.
+        activation_checkpointing: As in `explore`, like the next two.
+        checkpointed_modules: Paths of the blocks that are recomputed.
+        activation_memory_budget: Share of the activations, 0 to 1, that the compiler keeps.
         import_root: Folder put first on the import path of a worker (that of the configuration); None for none.
     """
 

@@ -79,7 +79,7 @@ def find_family(name: Any) -> Family:
     """Return the family of a name.
 
     Raises:
-        UserInputError: There is none.
+        UserInputError: No family has that name.
     """
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:

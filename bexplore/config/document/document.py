@@ -158,7 +158,7 @@ class Override:
         """Read `a.b=c`.
 
         Raises:
-            UserInputError: Not of that form, or the value is not YAML.
+            UserInputError: The text is not of that form, or its value is not YAML.
         """
         dotted, equals, written = text.partition("=")
         if dotted.count(".") >= MAX_DEPTH:
@@ -233,7 +233,7 @@ def read(path: Path) -> Document:
     """Read a file whose top level is a mapping.
 
     Raises:
-        UserInputError: Unreadable, too large, not text, not YAML, hostile, empty, or not a mapping.
+        UserInputError: The file cannot be read, or its top level is no mapping.
     """
     text = read_text(path)
     if path.suffix == ".toml":

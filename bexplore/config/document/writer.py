@@ -76,7 +76,7 @@ def read_values(text: str, *, source: str) -> Any:
     """Return the values of a text, which are shared: nobody changes them.
 
     Raises:
-        UserInputError: Not TOML, or not YAML.
+        UserInputError: The text is neither TOML nor YAML.
     """
     return toml.read(text, source)[0] if source.endswith(".toml") else read_yaml(text, source)[0]
 

@@ -141,12 +141,7 @@ def _read(problems: Problems, options: LengthsOptions) -> tuple[Integers, list[f
 
 
 def _of_file(path: Path) -> Integers:
-    """Read lengths of samples.
-
-    Raises:
-        OSError: There is no such file.
-        ValueError: It holds something else.
-    """
+    """Read lengths of samples; a ValueError says what the file holds instead."""
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
     if path.suffix == ".npy":

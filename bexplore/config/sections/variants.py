@@ -20,6 +20,26 @@ from bexplore.job import CompileSettings, Job, Mode
 if TYPE_CHECKING:
     from bexplore.config.schema import ExploreSettings  # pydantic is behind it: runs and plans read variants, too
 
+# Each variant is traced, and most are compiled and run: more would cost more than they save.
+MAX_VARIANTS = 16
+# Combinations that are looked at: many may be alike, or contradict themselves.
+MAX_COMBINATIONS = 256
+KEYS = (
+    "activation_checkpointing",
+    "activation_memory_budget",
+    "precision",
+    "compile.mode",
+    "compile.enabled",
+    "optimizer.fused",
+    "optimizer.foreach",
+)
+AUTOMATIC: Mapping[str, tuple[Any, ...]] = {
+    "activation_memory_budget": (1.0, 0.5, 0.2),
+    "activation_checkpointing": ("none", "selective", "full"),
+}
+_SETTINGS: KeyPath = ("explore", "settings")
+# Makes the job of a document, and notes what is wrong with it.
+JobOf = Callable[[Problems], Job]
 ARGUMENT = "workload.arguments."  # and the name of a keyword argument of the user's own callables
 
 
@@ -89,29 +109,6 @@ def _word(value: Any) -> str:
     return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
-# Each variant is traced, and most are compiled and run: more would cost more than they save.
-MAX_VARIANTS = 16
-# Combinations that are looked at: many may be alike, or contradict themselves.
-MAX_COMBINATIONS = 256
-KEYS = (
-    "activation_checkpointing",
-    "activation_memory_budget",
-    "precision",
-    "compile.mode",
-    "compile.enabled",
-    "optimizer.fused",
-    "optimizer.foreach",
-)
-AUTOMATIC: Mapping[str, tuple[Any, ...]] = {
-    "activation_memory_budget": (1.0, 0.5, 0.2),
-    "activation_checkpointing": ("none", "selective", "full"),
-}
-_SETTINGS: KeyPath = ("explore", "settings")
-
-# Makes the job of a document, and notes what is wrong with it.
-JobOf = Callable[[Problems], Job]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
     """One key of `explore.settings`.
@@ -163,7 +160,8 @@ def find_variants(
     """
     against = find_contradiction(own)
     if against is not None:
-        problems.error(find_key_path(against.key), against.rule, against.hint)
+        key, rule, hint = against
+        problems.error(find_key_path(key), rule, hint)
     for axis in axes:
         if not axis.is_fixed:
             _check_values(problems, axis, job_of)
@@ -176,26 +174,16 @@ def find_variants(
     return variants
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contradiction:
-    """Settings of a job that contradict each other: the key, the rule, and what to type."""
-
-    key: str
-    rule: str
-    hint: str
-
-
-def find_contradiction(job: Job) -> Contradiction | None:
-    """Return the settings of a job that contradict each other; None where none do."""
+def find_contradiction(job: Job) -> tuple[str, str, str] | None:
+    """Return key, rule and hint of a setting that contradicts another one of its job; None where none does."""
     if job.activation_memory_budget < 1.0 and not job.compile.enabled:
-        return Contradiction(
-            key="activation_memory_budget",
-            rule="activation_memory_budget below 1 is the compiler's, and nothing is compiled",
-            hint="remove it, or compile; explore.activation_checkpointing works without the compiler",
+        return (
+            "activation_memory_budget",
+            "activation_memory_budget below 1 is the compiler's, and nothing is compiled",
+            "remove it, or compile; explore.activation_checkpointing works without the compiler",
         )
     if job.optimizer_arguments.get("fused") and job.optimizer_arguments.get("foreach"):
-        rule = "fused and foreach exclude each other, in torch.optim too"
-        return Contradiction(key="optimizer.fused", rule=rule, hint="keep one of them")
+        return "optimizer.fused", "fused and foreach exclude each other, in torch.optim too", "keep one of them"
     return None
 
 
@@ -288,7 +276,7 @@ def _combined(problems: Problems, axes: Sequence[Axis], own: Job, job_of: JobOf)
         if against is None:
             programs.setdefault(_program(job), job)
         else:
-            left_out[against.rule] += 1
+            left_out[against[1]] += 1
     if len(programs) > MAX_VARIANTS:
         _refuse(problems, listed, len(programs))
         return ()
