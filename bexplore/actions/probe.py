@@ -9,10 +9,10 @@ from pathlib import Path
 
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.config import Config
-from bexplore.engine.all_ranks import AllRanksRunner
+from bexplore.engine.all_ranks import open_runner
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.timeouts import Progress
-from bexplore.engine.runner import EngineRunner, RunnerSettings
+from bexplore.engine.runner import RunnerSettings
 from bexplore.errors import UserInputError
 from bexplore.exploration.emulated import hide_times
 from bexplore.exploration.memory_budget import (
@@ -91,8 +91,7 @@ def probe_once(
             launcher=find_launcher(config),
             worker_key=read_worker_key(),
         )
-        kind = EngineRunner if of_engine.launcher is None else AllRanksRunner
-        with kind(of_engine, workers=workers, on_progress=on_progress) as engine:
+        with open_runner(of_engine, workers=workers, on_progress=on_progress) as engine:
             observation = hide_times(engine, lambda: bool(device_info["is_emulated"]))(probe)
             if trace_path is None or not observation.is_measured:
                 return Probed(observation=observation)

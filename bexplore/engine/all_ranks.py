@@ -103,3 +103,15 @@ class AllRanksRunner(EngineRunner):
             return observation
         details = observation.details | {"parallel": parallel | {"one_rank_pass_s": alone_s}}
         return dataclasses.replace(observation, details=details)
+
+
+def open_runner(
+    settings: RunnerSettings,
+    *,
+    workers: Workers | None = None,
+    limits: StageLimits | None = None,
+    on_progress: Progress = lambda message: None,
+) -> EngineRunner:
+    """Return the runner of a job: of all its ranks where a launcher starts them, else of one process."""
+    kind = EngineRunner if settings.launcher is None else AllRanksRunner
+    return kind(settings, workers=workers, limits=limits, on_progress=on_progress)

@@ -13,7 +13,7 @@ from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.config.sections.variants import changes_training
-from bexplore.engine.all_ranks import AllRanksRunner
+from bexplore.engine.all_ranks import open_runner
 from bexplore.engine.process.launcher import external_hint
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.timeouts import StageLimits
@@ -197,9 +197,8 @@ class JobExploration(Exploration):
         self, settings: RunnerSettings, workers: Workers, cost_model: CostModel | None, budget: MemoryBudget
     ) -> EngineRunner | VariantsRunner:
         if self.selection.is_plain:
-            kind = EngineRunner if settings.launcher is None else AllRanksRunner
             limits = self._stage_limits(cost_model, 0)
-            return kind(settings, workers=workers, limits=limits, on_progress=self.on_progress)
+            return open_runner(settings, workers=workers, limits=limits, on_progress=self.on_progress)
         runners = []
         for number, variant in enumerate(self.selection.searched):
             own = dataclasses.replace(
