@@ -17,7 +17,7 @@ from bexplore.job import Job
 from bexplore.trace.absent_gpu import stand_in
 from bexplore.trace.gpu_properties import GpuProperties
 
-GPU = GpuProperties.of_device(device_by_name("h100"))
+GPU = GpuProperties.from_device(device_by_name("h100"))
 ACCUMULATION_PASSES = 2
 
 

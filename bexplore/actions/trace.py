@@ -160,8 +160,8 @@ class _Tracer:
     def gpu(self) -> GpuProperties | None:
         """The device of a CUDA job, present or absent."""
         if self.device is not None:
-            return GpuProperties.of_device(self.device)
-        return GpuProperties.of_device_info(self.device_info)
+            return GpuProperties.from_device(self.device)
+        return GpuProperties.from_device_info(self.device_info)
 
     def trace(self, config: Config) -> CostModel:
         """Trace one job, in a worker of its own: the ranks of a process are those of its first job."""

@@ -52,7 +52,7 @@ class AllRanksRunner(EngineRunner):
         if not self._is_known_to_run(probe.micro_batch_size):
             if self._shares_devices:
                 self.rest()
-            alone = self._alone(probe.of_one_rank(PASSES_ALONE))
+            alone = self._alone(probe.for_one_rank(PASSES_ALONE))
             if self._shares_devices:
                 self._alone.rest()
             if not alone.is_measured:

@@ -53,7 +53,7 @@ def hide_times(runner: Runner, is_emulated: Callable[[], bool]) -> Runner:
 
     def run(probe: Probe) -> Observation:
         ran = runner(probe.alone if is_emulated() else probe)
-        return dataclasses.replace(ran, probe=probe).without_times(PASS_TIME_S) if is_emulated() else ran
+        return dataclasses.replace(ran, probe=probe).drop_times(PASS_TIME_S) if is_emulated() else ran
 
     return run
 

@@ -24,7 +24,7 @@ def estimated(observation: Observation, speeds: Sequence[Speed]) -> Observation:
     factor = speed.pass_time_s / observation.pass_time_s
     parallel = observation.details.get("parallel")
     details = observation.details if not parallel else observation.details | {"parallel": _scaled(parallel, factor)}
-    return dataclasses.replace(observation.with_times(factor), details=details)
+    return dataclasses.replace(observation.scale_times(factor), details=details)
 
 
 def _scaled(parallel: Mapping[str, Any], factor: float) -> dict[str, Any]:

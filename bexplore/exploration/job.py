@@ -174,7 +174,7 @@ class JobExploration(Exploration):
         """Return the traces at several lengths of the answer's variant; the file's own was traced before the search."""
         if variant == 0 or cost_model is None or self._should_stop() is not None:
             return self.memory_by_length if variant == 0 else None
-        gpu = GpuProperties.of_device_info(facts)
+        gpu = GpuProperties.from_device_info(facts)
         given = self._of_traces(gpu)
         return trace_lengths(job, cost_model, run.directory, self.on_progress, **given)
 
@@ -231,7 +231,7 @@ class JobExploration(Exploration):
         with ThreadPoolExecutor(max_workers=1) as pool:
             early = pool.submit(self._trace, run, None) if self.config.job.device == "cpu" else None
             facts = self._on_device(workers)
-            tracing = early or pool.submit(self._trace, run, GpuProperties.of_device_info(facts))
+            tracing = early or pool.submit(self._trace, run, GpuProperties.from_device_info(facts))
             self._begin(workers, run, facts)
             return tracing.result(), facts
 
@@ -512,7 +512,7 @@ class JobExploration(Exploration):
         with tempfile.TemporaryDirectory() as folder:
             if self.config.job.device != "cpu":
                 with Workers(Path(folder), self._environment) as workers:
-                    gpu = GpuProperties.of_device_info(self._on_device(workers))
+                    gpu = GpuProperties.from_device_info(self._on_device(workers))
             traced = recall_or_trace(self.config.job, Path(folder), self.on_progress, **self._of_traces(gpu))
         cost_model = traced if isinstance(traced, CostModel) else None
         plan, settings = self._plan(None, changes), search_settings(self.config)

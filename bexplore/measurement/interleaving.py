@@ -67,12 +67,12 @@ class Estimate:
         return math.log(micro_batch_size / self.pass_time_s)
 
 
-def interleaved_estimates(interleaved_times_s: Mapping[int, Sequence[float]]) -> dict[int, Estimate]:
+def estimate_interleaved(interleaved_times_s: Mapping[int, Sequence[float]]) -> dict[int, Estimate]:
     """Estimate each size that was timed interleaved.
 
     Source: the two-way layout with rounds as blocks (Box, Hunter and Hunter, "Statistics for Experimenters", chapter
     4): ln(seconds) less the round's mean is the size's own. Of K sizes these residuals have the variance of a timing
-    times 1 - 1/K. Timings that `are_disturbed` are missing plots (Yates, "The analysis of replicated experiments when
+    times 1 - 1/K. Timings that `find_disturbed` are missing plots (Yates, "The analysis of replicated experiments when
     the field results are incomplete", 1933). Residuals are clipped to `MOST_SDS` (a Winsorized mean: Tukey, "The future
     of data analysis", 1962). One disturbed round of four widens the quartiles and not the median absolute deviation, so
     the estimate is clipped by the latter. Few rounds may agree by chance, so its error is that of clipping by the
@@ -82,14 +82,14 @@ def interleaved_estimates(interleaved_times_s: Mapping[int, Sequence[float]]) ->
         interleaved_times_s: By size, seconds of a pass in each round; every size has as many rounds.
     """
     logs = np.log(np.array([list(times_s) for times_s in interleaved_times_s.values()]))
-    counts = ~are_disturbed(logs)
-    logs, num_timings = _completed(logs, counts)
+    counts = ~find_disturbed(logs)
+    logs, num_timings = _complete(logs, counts)
     machine = logs.mean(axis=0)
     own = logs - machine
     middle = np.median(own, axis=1, keepdims=True)
     lower, upper = np.quantile(own, (0.25, 0.75), axis=1, keepdims=True)
-    pass_times_s = np.exp(np.median(machine) + _clipped(own, middle, MAD_SDS * mad(own)).mean(axis=1))
-    clipped = _clipped(own, middle, (upper - lower) / QUARTILE_DISTANCE)
+    pass_times_s = np.exp(np.median(machine) + _clip(own, middle, MAD_SDS * mad(own)).mean(axis=1))
+    clipped = _clip(own, middle, (upper - lower) / QUARTILE_DISTANCE)
     squares = np.square(clipped - clipped.mean(axis=1, keepdims=True)).sum(axis=1, where=counts)
     freedom = (counts.sum(axis=1) - 1) * (1.0 - 1.0 / max(len(logs), 2))
     errors = np.sqrt(np.divide(squares, freedom * num_timings, where=freedom > 0, out=np.full(len(logs), math.nan)))
@@ -101,13 +101,13 @@ def estimate_alone(pass_times_s: Sequence[float]) -> Estimate:
     """Estimate a size that was timed alone by its median pass; of few passes, without the disturbed ones."""
     logs = np.log(np.array(pass_times_s, dtype=float))
     if 0 < len(logs) < PASSES_OF_MEDIAN:
-        logs = logs[~are_disturbed(logs[None, :])[0]]
+        logs = logs[~find_disturbed(logs[None, :])[0]]
     if len(logs) < 2:
         return Estimate(math.exp(logs[0]) if len(logs) else math.nan, math.nan, len(logs))
     return Estimate(float(np.median(np.exp(logs))), median_se(logs), len(logs))
 
 
-def are_disturbed(logs: Array) -> NDArray[np.bool_]:
+def find_disturbed(logs: Array) -> NDArray[np.bool_]:
     """Return (K, R), which timings of K sizes in R rounds other processes made far longer.
 
     Nothing speeds a timing up, so the fastest of a size is the nearest to its undisturbed time. What all sizes of a
@@ -126,7 +126,7 @@ def are_disturbed(logs: Array) -> NDArray[np.bool_]:
     return np.asarray((seem & (seem.sum(axis=1, keepdims=True) <= most)) | (behind > SURE_DISTURBANCE))
 
 
-def _completed(logs: Array, counts: NDArray[np.bool_]) -> tuple[Array, Array]:
+def _complete(logs: Array, counts: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Return (K, R), the layout with expected values of timings that do not count, and (K,), effective timings.
 
     Rounds that miss a size are compared across the drift between two rounds.
@@ -147,7 +147,7 @@ def _completed(logs: Array, counts: NDArray[np.bool_]) -> tuple[Array, Array]:
     return np.where(counts, logs, expected), num_timings
 
 
-def _clipped(own: Array, middle: Array, sd: Array) -> Array:
+def _clip(own: Array, middle: Array, sd: Array) -> Array:
     return np.clip(own, middle - MOST_SDS * sd, middle + MOST_SDS * sd)
 
 
@@ -231,7 +231,7 @@ class InterleavedTiming:
         """The estimate of each size; a size alone has no other that separates its noise from the machine's."""
         if len(self.interleaved_times_s) == 1:
             return [estimate_alone(times_s) for times_s in self.interleaved_times_s.values()]
-        return list(interleaved_estimates(self.interleaved_times_s).values())
+        return list(estimate_interleaved(self.interleaved_times_s).values())
 
     @property
     def _seconds(self) -> Array:
@@ -243,7 +243,7 @@ class InterleavedTiming:
     @property
     def _counts(self) -> NDArray[np.bool_]:
         """(K, R), undisturbed timings."""
-        return ~are_disturbed(np.log(np.array(list(self.interleaved_times_s.values()))))
+        return ~find_disturbed(np.log(np.array(list(self.interleaved_times_s.values()))))
 
     def _is_clearly_worse(self, counts: NDArray[np.bool_]) -> bool:
         """Return whether it is clearly worse than any other size, by the rounds in which neither was disturbed."""

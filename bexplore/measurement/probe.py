@@ -18,7 +18,7 @@ import numpy as np
 
 from bexplore.host.secret_values import hidden
 from bexplore.job.batching import INDIFFERENCE_ZONE
-from bexplore.measurement.interleaving import Estimate, estimate_alone, interleaved_estimates
+from bexplore.measurement.interleaving import Estimate, estimate_alone, estimate_interleaved
 from bexplore.measurement.statistics import PairedRatio, paired_ratio
 
 
@@ -103,7 +103,7 @@ class Probe:
         """The same probe, timed alone."""
         return dataclasses.replace(self, interleaved_with=())
 
-    def of_one_rank(self, max_passes: int) -> Probe:
+    def for_one_rank(self, max_passes: int) -> Probe:
         """Return the probe of one rank alone: of the shared program, so that it is compiled once, and timed alone."""
         compilation = Compilation.EAGER if self.compilation is Compilation.EAGER else Compilation.SHARED
         return dataclasses.replace(self.alone, compilation=compilation, max_passes=max_passes, fresh_worker=False)
@@ -232,7 +232,7 @@ class Observation:
     def estimates(self) -> dict[int, Estimate]:
         """Estimates of its own size and of those that were timed interleaved with it."""
         if self.interleaved_times_s:
-            return interleaved_estimates(self.interleaved_times_s)
+            return estimate_interleaved(self.interleaved_times_s)
         return {self.micro_batch_size: estimate_alone(self.pass_times_s)}
 
     @property
@@ -249,7 +249,7 @@ class Observation:
             return None
         return math.exp(levels[own].log_throughput(own) - levels[other].log_throughput(other)), other
 
-    def with_times(self, factor: float) -> Observation:
+    def scale_times(self, factor: float) -> Observation:
         """Return the same observation with all times of passes and updates multiplied by a factor."""
 
         def scaled(times_s: Sequence[float]) -> tuple[float, ...]:
@@ -262,7 +262,7 @@ class Observation:
             interleaved_times_s={size: scaled(times_s) for size, times_s in self.interleaved_times_s.items()},
         )
 
-    def without_times(self, pass_time_s: float) -> Observation:
+    def drop_times(self, pass_time_s: float) -> Observation:
         """Return the observation of an emulated device: its memory, and nothing that its clock and its losses say.
 
         Args:
@@ -314,7 +314,7 @@ class Comparison:
     speed_over: PairedRatio
 
 
-def compared_sizes(observations: Sequence[Observation], best: int | None) -> list[Comparison]:
+def compare_sizes(observations: Sequence[Observation], best: int | None) -> list[Comparison]:
     """Compare each interleaved size with the best; ascending.
 
     Where the best was not interleaved, the size of most interleaved probes is the reference.

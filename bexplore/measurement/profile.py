@@ -138,7 +138,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def profile_of(
+def read_profile(
     events: Sequence[Mapping[str, Any]],
     *,
     micro_batch_size: int,
@@ -317,8 +317,8 @@ def _waiting_share(events: Sequence[Mapping[str, Any]], step_s: float) -> float 
     operators = [event for event in events if event.get("cat") == "cpu_op" and event.get("tid") not in threads]
     computing = [event for event in operators if not event["name"].startswith(_WRAPPERS) and not _is_collective(event)]
     waiting = _union(event for event in operators if _is_collective(event))
-    busy = _without(_union(computing), waiting)
-    return _length_s(_without(_union(exchanging), busy)) / step_s
+    busy = _subtract(_union(computing), waiting)
+    return _length_s(_subtract(_union(exchanging), busy)) / step_s
 
 
 def _is_gloo(event: Mapping[str, Any]) -> bool:
@@ -337,7 +337,7 @@ def _collectives(events: Iterable[Mapping[str, Any]]) -> tuple[ProfiledCollectiv
     """Return the collectives whose bytes the events tell: gloo's own, and NCCL's kernels."""
     found: dict[tuple[str, int, bool], list[float]] = defaultdict(list)
     for event in events:
-        key = _of_gloo(event) if _is_gloo(event) else _of_nccl(event)
+        key = _read_gloo(event) if _is_gloo(event) else _read_nccl(event)
         if key is not None:
             found[key].append(event["dur"] / 1e6)
     return tuple(
@@ -346,7 +346,7 @@ def _collectives(events: Iterable[Mapping[str, Any]]) -> tuple[ProfiledCollectiv
     )
 
 
-def _of_gloo(event: Mapping[str, Any]) -> tuple[str, int, bool] | None:
+def _read_gloo(event: Mapping[str, Any]) -> tuple[str, int, bool] | None:
     """Return collective, bytes and whether they are a part: a gather is given a part, the others the whole."""
     name = event["name"].removeprefix(_GLOO)
     told = event.get("args", {})
@@ -361,7 +361,7 @@ def _of_gloo(event: Mapping[str, Any]) -> tuple[str, int, bool] | None:
 _NAMES = {"allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "allgather": "all_gather"}
 
 
-def _of_nccl(event: Mapping[str, Any]) -> tuple[str, int, bool] | None:
+def _read_nccl(event: Mapping[str, Any]) -> tuple[str, int, bool] | None:
     told = event.get("args", {})
     if event.get("cat") != "kernel" or "Collective name" not in told:
         return None
@@ -386,7 +386,7 @@ def _union(events: Iterable[Mapping[str, Any]]) -> list[Span]:
     return spans
 
 
-def _without(spans: Sequence[Span], removed: Sequence[Span]) -> list[Span]:
+def _subtract(spans: Sequence[Span], removed: Sequence[Span]) -> list[Span]:
     """Return what is left of spans where others are removed; both in order, each without overlaps."""
     left: list[Span] = []
     place = 0

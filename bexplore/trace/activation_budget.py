@@ -15,9 +15,9 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from bexplore.trace.inductor import module_of
+from bexplore.trace.inductor import find_modules
 from bexplore.trace.repeated_blocks import Repeat
-from bexplore.trace.torch_private import cut, items_of_knapsack, size_of_node, solve_knapsack, usual_choice
+from bexplore.trace.torch_private import cut, list_knapsack_items, size_of_node, solve_knapsack, usual_choice
 
 # How many blocks that are left out are like one of those that are there, by its run and its number there.
 Missing = dict[Repeat, dict[int, float]]
@@ -68,7 +68,7 @@ class BudgetChoice:
             saved, banned = cut(joint_graph, node_info, freedom=freedom)
             if (size.total(saved) - least) / (most - least) < memory_budget:
                 return saved
-        items, must_save = items_of_knapsack(node_info, banned)
+        items, must_save = list_knapsack_items(node_info, banned)
         if not items:
             return [*node_info.inputs, *must_save]
         whole = _WholeModel(items, slots, self.kept_blocks)
@@ -76,7 +76,7 @@ class BudgetChoice:
         if not self.is_steady:
             return saved
         kept = set(solve_knapsack(joint_graph, node_info, whole.items, most - least, memory_budget))
-        recomputed, self.missing = whole.shortened(kept)
+        recomputed, self.missing = whole.shorten(kept)
         return cut(joint_graph, node_info, freedom=2, recomputed=recomputed)[0]
 
     def _slots(self, joint_graph: Graph) -> dict[Node, _Slot]:
@@ -84,7 +84,7 @@ class BudgetChoice:
         slots: dict[Node, _Slot] = {}
         found: dict[str, _Slot | None] = {}
         for node in joint_graph.nodes:
-            module = module_of(node) if node.op == "call_function" else ""
+            module = find_modules(node) if node.op == "call_function" else ""
             if module not in found:
                 found[module] = next(self._owners(module), None)
             if (slot := found[module]) is not None:
@@ -160,7 +160,7 @@ class _WholeModel:
         """Whether inner blocks have the same items."""
         return all(first < self._last - 1 for first in self._first.values())
 
-    def shortened(self, kept: set[int]) -> tuple[list[Node], Missing]:
+    def shorten(self, kept: set[int]) -> tuple[list[Node], Missing]:
         """Return the nodes of the truncated graph that are recomputed, and how many blocks are like each of its own.
 
         Args:
@@ -226,9 +226,9 @@ def shorten(kinds: Sequence[Kind], weights: Sequence[int], length: int) -> list[
         weights: Bytes of each item of a block.
         length: Runs to return.
     """
-    runs = _merged([(kind, 1.0) for kind in kinds])
+    runs = _merge_runs([(kind, 1.0) for kind in kinds])
     while len(runs) > length:
-        runs = _merged(_without_shortest(runs, weights))
+        runs = _merge_runs(_drop_shortest(runs, weights))
     while len(runs) < length:
         longest = max(range(len(runs)), key=lambda index: runs[index][1])
         kind, times = runs[longest]
@@ -239,12 +239,12 @@ def shorten(kinds: Sequence[Kind], weights: Sequence[int], length: int) -> list[
 Run = tuple[Kind, float]  # a kind, and the number of blocks in a row that are of it
 
 
-def _merged(runs: Sequence[Run]) -> list[Run]:
+def _merge_runs(runs: Sequence[Run]) -> list[Run]:
     groups = itertools.groupby(runs, key=lambda run: run[0])
     return [(kind, sum(times for _, times in group)) for kind, group in groups]
 
 
-def _without_shortest(runs: Sequence[Run], weights: Sequence[int]) -> list[Run]:
+def _drop_shortest(runs: Sequence[Run], weights: Sequence[int]) -> list[Run]:
     """Return runs without the shortest, whose blocks go to its neighbours in the shares that keep their bytes."""
     index = min(range(len(runs)), key=lambda index: runs[index][1])
     kind, times = runs[index]

@@ -64,7 +64,7 @@ class Sources:
         )
 
 
-def imported_sources(began_s: float) -> Sources | None:
+def find_imported_sources(began_s: float) -> Sources | None:
     """Return what this process has imported; None where a file may have changed since the beginning.
 
     Args:

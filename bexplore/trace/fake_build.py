@@ -14,7 +14,7 @@ from torch import nn
 from bexplore.errors import BexploreError, UserProgramError
 from bexplore.job import Job
 from bexplore.workloads import Workload, build, torch_private
-from bexplore.workloads.workload import converting
+from bexplore.workloads.workload import convert_modules
 
 
 class FakeTensors(torch_private.FakeTensorMode):
@@ -62,7 +62,7 @@ def _build_shared(job: Job) -> tuple[Workload, FakeTensors]:
         with fake_mode:
             yield
 
-    with converting(fake):
+    with convert_modules(fake):
         workload = _build_real(job)
     return _with_fake_batches(workload, fake_mode), fake_mode
 

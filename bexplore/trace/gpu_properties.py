@@ -27,7 +27,7 @@ class GpuProperties:
     total_memory_bytes: int
 
     @classmethod
-    def of_device_info(cls, info: Mapping[str, Any]) -> GpuProperties | None:
+    def from_device_info(cls, info: Mapping[str, Any]) -> GpuProperties | None:
         """Return the properties in a worker's device info; None where it is no known CUDA device."""
         if device_kind(str(info.get("device"))) != "cuda" or not info.get("num_multiprocessors"):
             return None
@@ -42,7 +42,7 @@ class GpuProperties:
         )
 
     @classmethod
-    def of_device(cls, device: accelerators.Device) -> GpuProperties | None:
+    def from_device(cls, device: accelerators.Device) -> GpuProperties | None:
         """Return the properties of a device of the table; None where it is no CUDA device, or lacks some."""
         if device.capability is None or device.num_multiprocessors is None:
             return None

@@ -24,7 +24,7 @@ from bexplore.trace.torch_private import (
     ChooseSaved,
     GraphLowering,
     WorkspaceArg,
-    compiling_without_building,
+    compile_without_building,
     ir,
     symbol_values,
     wrapper_lines,
@@ -54,7 +54,7 @@ class CompiledGraph:
 
 
 @contextlib.contextmanager
-def planning_only(
+def plan_only(
     probe_batch: int,
     job: Job,
     run: Callable[[CompiledGraph, list[Any]], tuple[Any, ...]],
@@ -77,7 +77,7 @@ def planning_only(
         return lambda arguments: run(compiled, arguments)
 
     device_type = torch.device(job.device).type
-    with compiling_without_building(
+    with compile_without_building(
         load,
         device_type=device_type,
         activation_memory_budget=job.activation_memory_budget,
@@ -95,7 +95,7 @@ def _read(graph: GraphLowering, probe_batch: int) -> CompiledGraph:
             steps=tuple(reader.steps()),
             outputs=tuple(reader.output(output) for output in graph.graph_outputs),
         ),
-        costs=(*count_graph_flops(graph.orig_gm.graph, probe_batch, module_of), *reader.traffic()),
+        costs=(*count_graph_flops(graph.orig_gm.graph, probe_batch, find_modules), *reader.traffic()),
         operators=tuple(reader.operators()),
     )
 
@@ -199,9 +199,9 @@ class _Reader:
             accesses = node.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
             moved = Polynomial()
             for size in accesses.values():
-                moved = moved + Polynomial.of_value(int(size), self._probe_batch)
+                moved = moved + Polynomial.from_value(int(size), self._probe_batch)
             origins = [origin for part in node.get_nodes() if part.node for origin in part.node.get_origins()]
-            yield Cost(module=max(map(module_of, origins), default=""), bytes_moved=moved)
+            yield Cost(module=max(map(find_modules, origins), default=""), bytes_moved=moved)
 
     def operators(self) -> Iterator[str]:
         for node in self._graph.orig_gm.graph.nodes:
@@ -233,12 +233,12 @@ class _Reader:
     def _polynomial(self, expression: Any) -> Polynomial:
         if _is_number(expression):
             return (
-                Polynomial.of_value(int(expression), self._probe_batch)
+                Polynomial.from_value(int(expression), self._probe_batch)
                 if self._is_static
                 else Polynomial(int(expression))
             )
         if expression not in self._polynomials:
-            self._polynomials[expression] = Polynomial.of_function(
+            self._polynomials[expression] = Polynomial.interpolate(
                 lambda size: self._evaluate(expression, size), self._probe_batch
             )
         return self._polynomials[expression]
@@ -284,7 +284,7 @@ def _place(node: Any) -> Place:
         return Place(node.get_name().rstrip("0123456789"))
     operator = getattr(origin.target, "overloadpacket", origin.target)
     label = f"{_source_line(origin)} {getattr(operator, '__name__', operator)}".strip()
-    return Place(label, module_of(origin), is_recomputed(origin))
+    return Place(label, find_modules(origin), is_recomputed(origin))
 
 
 def _origin(node: Any) -> torch.fx.Node | None:
@@ -303,7 +303,7 @@ def is_recomputed(origin: torch.fx.Node) -> bool:
     return bool(origin.meta.get("partitioner_tag") == "is_forward")
 
 
-def module_of(origin: torch.fx.Node) -> str:
+def find_modules(origin: torch.fx.Node) -> str:
     """Return the modules in whose forward a node, or the node that it differentiates, was made, as `Place` does."""
     stack = origin.meta.get("nn_module_stack") or origin.meta.get("fwd_nn_module_stack") or {}
     return " > ".join(_module_name(path) for path, _ in stack.values())

@@ -26,9 +26,9 @@ from bexplore.trace.operators import (
     counts_flops,
     ctc_outputs,
     is_ctc_loss,
+    map_shapes,
     model_share,
     operator_flops,
-    shapes_of,
     takes_workspace,
     workspace_sizes,
 )
@@ -50,7 +50,7 @@ class LifetimeTracker:
     """A ledger of storages and, while it records, of their events.
 
     Args:
-        probe_batch: Micro-batch size of the fake step, for `Polynomial.of_value`.
+        probe_batch: Micro-batch size of the fake step, for `Polynomial.from_value`.
     """
 
     def __init__(self, probe_batch: int) -> None:
@@ -105,8 +105,8 @@ class LifetimeTracker:
             return
         sizes = workspace_sizes(
             operator,
-            shapes_of(arguments),
-            shapes_of(result),
+            map_shapes(arguments),
+            map_shapes(result),
             self.probe_batch,
             itemsize=images.itemsize,
             is_channels_last=images.dim() > 1 and images.stride(1) == 1,
@@ -125,12 +125,12 @@ class LifetimeTracker:
                 f"{operator} keeps memory for its backward pass that no fake tensor shows.",
                 hint=WITHOUT_TRACE,
             )
-        shapes = shapes_of(result)
+        shapes = map_shapes(result)
         self.operators.append(f"{operator} {shapes}")
         flops = 0
         if counts_flops(operator):
-            flops = operator_flops(operator, shapes_of(arguments), shapes_of(keywords), shapes)
-        hardware = Polynomial.of_value(flops, self.probe_batch)
+            flops = operator_flops(operator, map_shapes(arguments), map_shapes(keywords), shapes)
+        hardware = Polynomial.from_value(flops, self.probe_batch)
         # autograd's own formulas run without gradients; a recomputed forward pass runs with them
         is_recomputed = self.current_phase() is Phase.BACKWARD and torch.is_grad_enabled()
         model = NOTHING if is_recomputed else model_share(operator, hardware)
@@ -142,7 +142,7 @@ class LifetimeTracker:
                 module="",
                 hardware_flops=hardware,
                 model_flops=model,
-                bytes_moved=Polynomial.of_value(moved, self.probe_batch),
+                bytes_moved=Polynomial.from_value(moved, self.probe_batch),
             )
         )
 
@@ -169,7 +169,7 @@ class LifetimeTracker:
         return self._polynomial(int(tensor.untyped_storage().nbytes()))
 
     def _polynomial(self, num_bytes: int) -> Polynomial:
-        return Polynomial.of_value(num_bytes, self.probe_batch)
+        return Polynomial.from_value(num_bytes, self.probe_batch)
 
     def resize(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
         """Record that a watched storage gets another size: FSDP2 so frees parameters of all ranks, and takes them."""
@@ -426,11 +426,11 @@ def _return_outputs(
     results = []
     with tracker.silence(), fake_mode, torch.no_grad():
         for output in plan.outputs:
-            results.append(_returned(output, memories, tracker))
+            results.append(_make_output(output, memories, tracker))
     return tuple(results)
 
 
-def _returned(output: Output | Constant | int | None, memories: dict[str, _Memory], tracker: LifetimeTracker) -> Any:
+def _make_output(output: Output | Constant | int | None, memories: dict[str, _Memory], tracker: LifetimeTracker) -> Any:
     if isinstance(output, Output):
         return _materialize(output, memories, tracker)
     return output.value if isinstance(output, Constant) else output

@@ -39,30 +39,32 @@ class Cost:
     bytes_moved: Polynomial = NOTHING
 
 
-def count_graph_flops(graph: torch.fx.Graph, probe_batch: int, module_of: Callable[[torch.fx.Node], str]) -> list[Cost]:
+def count_graph_flops(
+    graph: torch.fx.Graph, probe_batch: int, find_modules: Callable[[torch.fx.Node], str]
+) -> list[Cost]:
     """Count matrix products, convolutions and fused attention; other operators count as nothing.
 
     Args:
         graph: Graph with `val` metadata.
-        module_of: Node -> modules of the node.
+        find_modules: Node -> modules of the node.
     """
     costs = []
     for node in graph.nodes:
         if node.op != "call_function":
             continue
         arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), node_shapes)
-        operator, arguments = _called(node.target, arguments)
-        hardware = Polynomial.of_value(operator_flops(operator, arguments, keywords, node_shapes(node)), probe_batch)
+        operator, arguments = _find_call(node.target, arguments)
+        hardware = Polynomial.from_value(operator_flops(operator, arguments, keywords, node_shapes(node)), probe_batch)
         if hardware:
             is_replayed = node.target is torch.ops.higher_order.run_with_rng_state
             model = NOTHING if is_replayed else model_share(operator, hardware)
             # a wrapper has no modules of its own; its inputs were made in the same ones
-            module = module_of(node) or next(filter(None, map(module_of, node.all_input_nodes)), "")
+            module = find_modules(node) or next(filter(None, map(find_modules, node.all_input_nodes)), "")
             costs.append(Cost(name=node.name, module=module, hardware_flops=hardware, model_flops=model))
     return costs
 
 
-def _called(target: Any, arguments: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def _find_call(target: Any, arguments: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Return the operator that a node calls and its arguments, without a wrapper that replays random numbers."""
     if not isinstance(target, HigherOrderOperator):
         return target, arguments
@@ -79,10 +81,10 @@ def model_share(operator: Any, hardware_flops: Polynomial) -> Polynomial:
 
 def node_shapes(node: torch.fx.Node) -> Any:
     """Return a node's value with tensors replaced by shapes, and symbolic numbers by their values."""
-    return shapes_of(node.meta.get("val"))
+    return map_shapes(node.meta.get("val"))
 
 
-def shapes_of(values: Any) -> Any:
+def map_shapes(values: Any) -> Any:
     """Return values outside of a graph in the form of `node_shapes`."""
     return tree_map(_shape_of, values)
 
@@ -105,13 +107,13 @@ def operator_flops(operator: Any, arguments: Any, keywords: Any, result: Any) ->
         return 0
     packet = operator.overloadpacket
     if packet.__name__.startswith(_FUSED_ATTENTION):
-        arguments = _with_heads_of_queries(packet.__name__, arguments)
+        arguments = _widen_heads(packet.__name__, arguments)
     if packet not in flop_registry:
         return _attention_flops(packet.__name__, arguments)
     return int(flop_registry[packet](*arguments, **keywords, out_val=result))
 
 
-def _with_heads_of_queries(name: str, arguments: Any) -> tuple[Any, ...]:
+def _widen_heads(name: str, arguments: Any) -> tuple[Any, ...]:
     """Give keys and values as many heads as queries have: a kernel repeats them, and torch 2.11 counts no fewer."""
     query = 1 if "backward" in name else 0
     heads = arguments[query][1]
@@ -175,15 +177,15 @@ def workspace_sizes(
         is_channels_last: Whether the channels of images are last in memory.
     """
     if device == "cpu" and operator in (_FORWARD, _BACKWARD):
-        return _of_convolution(operator, shapes, result, probe_batch, itemsize, is_channels_last)
+        return _size_convolution(operator, shapes, result, probe_batch, itemsize, is_channels_last)
     if device == "cuda" and operator in _ATTENTION_BACKWARD:
-        return _of_attention(operator, shapes, probe_batch, itemsize)
+        return _size_attention(operator, shapes, probe_batch, itemsize)
     if device == "cpu" and str(operator) in _CHUNK_CAT:
-        return _of_chunk_cat(shapes, itemsize)
+        return _size_chunk_cat(shapes, itemsize)
     return ()
 
 
-def _of_chunk_cat(shapes: Any, itemsize: int) -> tuple[Polynomial, ...]:
+def _size_chunk_cat(shapes: Any, itemsize: int) -> tuple[Polynomial, ...]:
     """Return what cutting gradients for the ranks takes on the CPU: copies, padded, of those that do not divide.
 
     On CUDA one kernel pads and copies at once. Source: `_pad_chunk` in aten/src/ATen/native/TensorShape.cpp.
@@ -191,13 +193,13 @@ def _of_chunk_cat(shapes: Any, itemsize: int) -> tuple[Polynomial, ...]:
     gradients, dimension, num_chunks, *_ = shapes
     padded = 0
     for shape in gradients:
-        rows = _rounded_up(shape[dimension], num_chunks)
+        rows = _round_up(shape[dimension], num_chunks)
         if rows != shape[dimension]:
             padded += rows * math.prod((*shape[:dimension], *shape[dimension + 1 :]))
     return (Polynomial(itemsize * padded),)
 
 
-def _of_attention(operator: Any, shapes: Any, probe_batch: int, itemsize: int) -> tuple[Polynomial, ...]:
+def _size_attention(operator: Any, shapes: Any, probe_batch: int, itemsize: int) -> tuple[Polynomial, ...]:
     """Return what the backward pass of fused attention takes on a CUDA device.
 
     The gradient of the query is summed up in float32, beside one number a row; where several heads share a key, those
@@ -207,20 +209,20 @@ def _of_attention(operator: Any, shapes: Any, probe_batch: int, itemsize: int) -
     """
     _, query, key, *_ = shapes
     batch, heads, length, head_size = query
-    rows = batch * heads * _rounded_up(length, _ROWS_OF_A_TILE)
-    sums = _FLOAT32_BYTES * rows * (_rounded_up(head_size, _COLUMNS_OF_A_TILE) + 1)
+    rows = batch * heads * _round_up(length, _ROWS_OF_A_TILE)
+    sums = _FLOAT32_BYTES * rows * (_round_up(head_size, _COLUMNS_OF_A_TILE) + 1)
     is_half = itemsize < _FLOAT32_BYTES  # in float32 the sums are the gradient itself
     expanded = 0
     if operator is _FLASH_BACKWARD and key[1] != heads:
         expanded = 2 * itemsize * batch * heads * key[2] * head_size
-    return (Polynomial.of_value((sums if is_half else 0) + expanded, probe_batch),)
+    return (Polynomial.from_value((sums if is_half else 0) + expanded, probe_batch),)
 
 
-def _rounded_up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _of_convolution(
+def _size_convolution(
     operator: Any, shapes: Any, result: Any, probe_batch: int, itemsize: int, is_channels_last: bool
 ) -> tuple[Polynomial, ...]:
     """Return what a convolution takes on the CPU.
@@ -231,7 +233,7 @@ def _of_convolution(
     """
 
     def size_of(*each: Any) -> Polynomial:
-        return Polynomial.of_value(sum(itemsize * math.prod(shape) for shape in each), probe_batch)
+        return Polynomial.from_value(sum(itemsize * math.prod(shape) for shape in each), probe_batch)
 
     if operator is _FORWARD:
         images, weight, _, stride, _, _, is_transposed, *_ = shapes
@@ -241,7 +243,7 @@ def _of_convolution(
         return size_of(weight) + size_of(images), size_of(result).times(copies)
     gradient, images, weight, _, stride, _, dilation, is_transposed, _, groups, output_mask = shapes
     if is_channels_last:
-        blocks = _bytes_of_blocked_weights(images, weight, dilation, groups, itemsize)
+        blocks = _size_blocked_weights(images, weight, dilation, groups, itemsize)
         return size_of(weight).times(2), Polynomial(blocks)
     # the gradient of the weights, an output, is not there yet while that of the images leaves its blocks
     spread_out = size_of(images).times(2) - size_of(weight)
@@ -249,7 +251,7 @@ def _of_convolution(
     return *((spread_out,) if is_spread_out else ()), size_of(weight), size_of(gradient, images)
 
 
-def _bytes_of_blocked_weights(images: Any, weight: Any, dilation: Any, groups: int, itemsize: int) -> int:
+def _size_blocked_weights(images: Any, weight: Any, dilation: Any, groups: int, itemsize: int) -> int:
     """Return what the gradient of the weights of a grouped convolution takes, of images whose channels come last.
 
     The weights of each group are padded to blocks of as many channels as a vector register holds: of one channel a
@@ -265,8 +267,8 @@ def _bytes_of_blocked_weights(images: Any, weight: Any, dilation: Any, groups: i
         return 0
     if is_single and max(kernel) <= _NARROW_WIDTH and max(dilation) == 1:
         return 0
-    in_channels = groups * _rounded_up(num_in, width)
-    padded = in_channels * _rounded_up(num_out // groups, width) * math.prod(kernel)
+    in_channels = groups * _round_up(num_in, width)
+    padded = in_channels * _round_up(num_out // groups, width) * math.prod(kernel)
     if not is_half:
         return padded * itemsize
     transposed = 2 * in_channels * math.prod(length + 1 for length in images[2:])

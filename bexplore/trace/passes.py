@@ -17,23 +17,23 @@ from torch import nn
 from bexplore.errors import WITHOUT_TRACE, TraceError, UnusableSizeError
 from bexplore.job import Job
 from bexplore.trace.activation_budget import BudgetChoice
-from bexplore.trace.inductor import CompiledGraph, Observe, planning_only
+from bexplore.trace.inductor import CompiledGraph, Observe, plan_only
 from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker, replay
 from bexplore.trace.operators import Cost
-from bexplore.trace.repeated_blocks import Repeat, truncated
+from bexplore.trace.repeated_blocks import Repeat, truncate
 from bexplore.trace.timeline import NOTHING, Event, Phase, Place, Polynomial
 from bexplore.trace.torch_private import (
     SpecializationError,
-    around_shape_inference,
-    foreach_of_fake_tensors,
     inductor_backend,
     is_shared,
     keep_symbolic,
-    resizes_reported,
-    scalers_that_never_skip,
+    never_skip_updates,
+    report_resizes,
     split_at_buckets,
     storage_bytes,
     storage_key,
+    use_foreach_kernels,
+    wrap_shape_inference,
 )
 from bexplore.workloads import Workload
 from bexplore.workloads.placement import local
@@ -122,7 +122,7 @@ def trace_pass(
         observe: Called with each planned graph of the compiler and `probe_batch`.
     """
     choice = _choice(workload.job, repeats, kept_blocks)
-    with truncated(repeats, kept_blocks), _masks_as_run(workload.job):
+    with truncate(repeats, kept_blocks), _choose_masks_as_run(workload.job):
         if is_compiled(workload.job) and workload.job.compile.dynamic:
             try:
                 return _trace_pass(workload, fake_mode, probe_batch, observe, choice, is_symbolic=True)
@@ -156,16 +156,16 @@ def _trace_pass(
         return replay(graph.plan, arguments, tracker, fake_mode)
 
     with (
-        planning_only(probe_batch, workload.job, run, observe, choice),
+        plan_only(probe_batch, workload.job, run, observe, choice),
         fake_mode,
         LifetimeMode(tracker),
-        resizes_reported(tracker.resize),
-        around_shape_inference(tracker.paused),
+        report_resizes(tracker.resize),
+        wrap_shape_inference(tracker.paused),
     ):
         batch = _make_batch(workload, probe_batch)
         batch_size = _adopt_batch(workload, batch, tracker, is_symbolic=is_symbolic)
-        parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
-        for tensor in (*parameters, *(buffer for module in modules_of(workload) for buffer in module.buffers())):
+        parameters = unique(parameter for module in list_modules(workload) for parameter in module.parameters())
+        for tensor in (*parameters, *(buffer for module in list_modules(workload) for buffer in module.buffers())):
             tracker.adopt(tensor, Place("weights"))
         for module in workload.compiled_modules:
             _compile(module, workload.job, is_symbolic=is_symbolic)
@@ -206,10 +206,10 @@ def trace_update(
     with (
         fake_mode,
         LifetimeMode(tracker, scalar=1),
-        foreach_of_fake_tensors(),
-        scalers_that_never_skip(),
-        around_shape_inference(tracker.paused),
-        _own_parts(workload, trained) as trained,
+        use_foreach_kernels(),
+        never_skip_updates(),
+        wrap_shape_inference(tracker.paused),
+        _use_own_parts(workload, trained) as trained,
     ):
         _set_gradients(trained)
         _make_states(workload)
@@ -222,7 +222,7 @@ def trace_update(
 
 
 @contextlib.contextmanager
-def _own_parts(workload: Workload, trained: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+def _use_own_parts(workload: Workload, trained: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Give the optimizers a rank's own parts of parameters that ranks share, where that changes no memory.
 
     An update that is computed number by number is that of the parts, and torch finds out the whole shape of each result
@@ -286,7 +286,7 @@ def choose_probe_batch(workload: Workload, fake_mode: Any, primes: Sequence[int]
     Raises:
         TraceError: The model has a multiple of every prime that is tried.
     """
-    tensors = [tensor for module in modules_of(workload) for tensor in tensors_of(module)]
+    tensors = [tensor for module in list_modules(workload) for tensor in list_tensors(module)]
     sizes = {size for tensor in tensors for shape in (tensor.shape, local(tensor).shape) for size in shape}
     if workload.job.parallelism.is_sharded:
         sizes |= _gathered_sizes(workload)
@@ -318,12 +318,12 @@ def _gathered_sizes(workload: Workload) -> set[int]:
     return own | {workload.job.parallelism.data_parallel_shard_degree * size for size in own}
 
 
-def modules_of(workload: Workload) -> list[nn.Module]:
+def list_modules(workload: Workload) -> list[nn.Module]:
     """Return the modules that hold the weights."""
     return unique([*workload.compiled_modules, *([workload.loss_module] if workload.loss_module else [])])
 
 
-def tensors_of(module: nn.Module) -> list[torch.Tensor]:
+def list_tensors(module: nn.Module) -> list[torch.Tensor]:
     """Return the parameters and buffers, those that are not saved included."""
     return [*module.parameters(), *module.buffers()]
 
@@ -383,7 +383,7 @@ def _costs(graphs: list[CompiledGraph]) -> list[Cost]:
 
 
 @contextlib.contextmanager
-def _masks_as_run(job: Job) -> Iterator[None]:
+def _choose_masks_as_run(job: Job) -> Iterator[None]:
     """Let a model of the library that is not compiled choose its mask, within this context, as it does when it runs.
 
     It looks in the positions for several sequences in one sample, and makes no mask where there is one. While it is

@@ -57,7 +57,7 @@ def find_repeats(module: nn.Module, *, min_copies: int = _MIN_COPIES) -> list[Re
 
 
 @contextlib.contextmanager
-def truncated(repeats: list[Repeat], kept_blocks: int) -> Iterator[None]:
+def truncate(repeats: list[Repeat], kept_blocks: int) -> Iterator[None]:
     """Keep only the first blocks of each run within this context."""
     originals = [dict(repeat.container._modules) for repeat in repeats]
     try:

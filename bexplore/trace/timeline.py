@@ -62,7 +62,7 @@ class Polynomial:
         return cls(*coefficients)
 
     @classmethod
-    def of_value(cls, value: int, probe_batch: int) -> Polynomial:
+    def from_value(cls, value: int, probe_batch: int) -> Polynomial:
         """Return the polynomial that has a value at one micro-batch size, which divides no other size.
 
         Args:
@@ -76,7 +76,7 @@ class Polynomial:
         return cls(0, 0, value // (probe_batch * probe_batch))
 
     @classmethod
-    def of_function(cls, function: Callable[[int], int], base: int) -> Polynomial:
+    def interpolate(cls, function: Callable[[int], int], base: int) -> Polynomial:
         """Interpolate a function at `base`, `2 base` and `3 base`; exact up to degree two.
 
         A size that is rounded up to a multiple is met within the rounding.

@@ -105,7 +105,7 @@ def split_at_buckets(backend: Backend | str, bucket_cap_bytes: int) -> Backend:
 
 
 @contextlib.contextmanager
-def compiling_without_building(
+def compile_without_building(
     load: Callable[[GraphLowering], Callable[[list[Any]], Any]],
     *,
     device_type: str,
@@ -190,7 +190,7 @@ def cut(
     return list(saved), banned
 
 
-def items_of_knapsack(
+def list_knapsack_items(
     node_info: Any, banned: Iterable[torch.fx.Node]
 ) -> tuple[list[torch.fx.Node], list[torch.fx.Node]]:
     """Return the nodes among which a budget chooses, in the order of the graph, and those that are kept in any case."""
@@ -272,7 +272,7 @@ def is_shared(kind: type) -> bool:
 
 
 @contextlib.contextmanager
-def resizes_reported(report: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
+def report_resizes(report: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
     """Call `report` with a storage and its new bytes before its size changes, which no operator shows.
 
     Source: `free_storage` and `alloc_storage` of torch/distributed/fsdp/_fully_shard/_fsdp_param.py.
@@ -288,7 +288,7 @@ def resizes_reported(report: Callable[[torch.UntypedStorage, int], None]) -> Ite
 
 
 @contextlib.contextmanager
-def around_shape_inference(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+def wrap_shape_inference(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
     """Enter a context while tensors that ranks share find out the whole shape of a result, on whole fake tensors.
 
     Source: `_propagate_tensor_meta_non_cached` in torch/distributed/tensor/_sharding_prop.py, torch 2.13.
@@ -308,7 +308,7 @@ def around_shape_inference(around: Callable[[], contextlib.AbstractContextManage
 
 
 @contextlib.contextmanager
-def foreach_of_fake_tensors() -> Iterator[None]:
+def use_foreach_kernels() -> Iterator[None]:
     """Let optimizers and clipping choose their kernels for fake tensors as they do for real ones.
 
     On an accelerator the default is one kernel over all parameters, with temporaries of all of them, where every type
@@ -323,7 +323,7 @@ def foreach_of_fake_tensors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def scalers_that_never_skip() -> Iterator[None]:
+def never_skip_updates() -> Iterator[None]:
     """Let gradient scalers always step: whether fake gradients are finite is unknown."""
 
     def step(_scaler: Any, optimizer: torch.optim.Optimizer, _state: Any, *arguments: Any, **keywords: Any) -> Any:

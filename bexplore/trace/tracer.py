@@ -31,7 +31,7 @@ from bexplore.trace.passes import (
     TracedPass,
     choose_probe_batch,
     is_compiled,
-    modules_of,
+    list_modules,
     trace_pass,
     trace_update,
     unique,
@@ -110,9 +110,9 @@ def _rare_collections() -> Iterator[None]:
 def _meshes(job: Job) -> contextlib.AbstractContextManager[None]:
     if not job.parallelism.is_distributed:
         return contextlib.nullcontext()
-    from bexplore.workloads.parallel import real_meshes  # a second of imports, which one device does without
+    from bexplore.workloads.parallel import use_real_meshes  # a second of imports, which one device does without
 
-    return real_meshes()
+    return use_real_meshes()
 
 
 def _on_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
@@ -145,9 +145,9 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence
     # parameters, so that few blocks seldom stand for all, and to try them takes twice the time of all.
     are_steady = not workload.is_compiled_by_block and not job.parallelism.is_replicated_only
     truncates = is_compiled(job) and not full_depth and are_steady
-    repeats = [repeat for module in modules_of(workload) if truncates for repeat in find_repeats(module)]
+    repeats = [repeat for module in list_modules(workload) if truncates for repeat in find_repeats(module)]
     traced, missing = _trace_steady(workload, fake_mode, probe_batch, repeats, observe)
-    parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
+    parameters = unique(parameter for module in list_modules(workload) for parameter in module.parameters())
     events = traced.events
     for repeat, times in missing.items():
         gradient_bytes = _gradient_bytes(repeat, traced.trained)
@@ -155,7 +155,7 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence
             events = lengthen(repeat, events, gradient_bytes, block, number)
     resident = _resident(workload, traced)
     if job.mode is Mode.TRAIN:
-        trained = _trained(parameters, repeats, traced.trained)
+        trained = _find_trained(parameters, repeats, traced.trained)
         gradients = gradient_memory(
             job.parallelism,
             gradient_bytes=storage_bytes(trained),
@@ -212,7 +212,7 @@ def _notes(job: Job, traced: TracedPass, num_compiled: int) -> list[str]:
 
 def _resident(workload: Workload, traced: TracedPass) -> list[Buffer]:
     """Return what lives during the whole step, but for gradients and the states of optimizers."""
-    modules = modules_of(workload)
+    modules = list_modules(workload)
     resident = [
         _held("weights", (parameter for module in modules for parameter in module.parameters())),
         _held("buffers", (buffer for module in modules for buffer in module.buffers())),
@@ -319,7 +319,7 @@ def _gradient_bytes(repeat: Repeat, trained: frozenset[int]) -> int:
     return sum(parameter.numel() * parameter.itemsize for parameter in block.parameters() if id(parameter) in trained)
 
 
-def _trained(parameters: list[Any], repeats: list[Repeat], trained: frozenset[int]) -> list[Any]:
+def _find_trained(parameters: list[Any], repeats: list[Repeat], trained: frozenset[int]) -> list[Any]:
     """Return the parameters that get a gradient; a block left out is like the first of its run."""
     known = set(trained)
     for repeat in repeats:

@@ -26,7 +26,7 @@ _SEED_STRIDE = 1_000_003  # a prime: the streams of adjacent seeds do not meet w
 
 
 @contextlib.contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seed_torch(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's random numbers inside the block, and leave the caller's random state as it was."""
     forked = [device] if device.type == "cuda" and torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=forked):
@@ -90,28 +90,28 @@ class BatchLayout:
         """Raise UnusableSizeError where a batch visibly has another number of samples."""
         if self.samples_of is not None and not is_fake():
             counted = self.samples_of(batch)
-            _same_size(counted == micro_batch_size, micro_batch_size, f"samples_of counts {counted!r} in it")
+            _check_size(counted == micro_batch_size, micro_batch_size, f"samples_of counts {counted!r} in it")
         leaves = tensor_leaves(batch)
         if self.tensors is not None:
             is_right = len(leaves) == self.tensors * micro_batch_size
-            _same_size(is_right, micro_batch_size, f"it is a list of {len(leaves)} tensors")
+            _check_size(is_right, micro_batch_size, f"it is a list of {len(leaves)} tensors")
         if self.dimensions is not None:
-            _same_size(len(leaves) == len(self.rows), micro_batch_size, f"it has {len(leaves)} tensors")
+            _check_size(len(leaves) == len(self.rows), micro_batch_size, f"it has {len(leaves)} tensors")
             for leaf, dimension, rows in zip(leaves, self.dimensions, self.rows, strict=True):
                 if dimension is not None and rows is not None:
                     is_right = leaf.dim() > dimension and leaf.size(dimension) == rows * micro_batch_size
-                    _same_size(is_right, micro_batch_size, f"it has a tensor of shape {tuple(leaf.shape)}")
+                    _check_size(is_right, micro_batch_size, f"it has a tensor of shape {tuple(leaf.shape)}")
 
 
 UNKNOWN = BatchLayout(dimensions=None)
 
 
-def _same_size(is_right: bool, micro_batch_size: int, found: str) -> None:
+def _check_size(is_right: bool, micro_batch_size: int, found: str) -> None:
     if not is_right:
         raise UnusableSizeError(f"a batch of {micro_batch_size} samples is needed, and {found}")
 
 
-def batch_layout(
+def find_batch_layout(
     make_batch: Callable[[int], Batch], *, samples_of: Callable[[Batch], int] | None = None
 ) -> BatchLayout:
     """Find where the samples are, by comparing batches of two sizes.
@@ -123,7 +123,7 @@ def batch_layout(
     Raises:
         UserInputError: The batches do not grow as their size does, or the user's count does not.
     """
-    layout = _compared(make_batch, _SMALL_SIZES, samples_of) or _compared_again(make_batch, samples_of)
+    layout = _compare_sizes(make_batch, _SMALL_SIZES, samples_of) or _compare_larger_sizes(make_batch, samples_of)
     if layout is not None:
         return layout
     small, large = _SMALL_SIZES
@@ -135,17 +135,17 @@ def batch_layout(
     )
 
 
-def _compared_again(
+def _compare_larger_sizes(
     make_batch: Callable[[int], Batch], samples_of: Callable[[Batch], int] | None
 ) -> BatchLayout | None:
     """Compare sizes at which a batch that is filled up to a multiple of 8 or 16 grows, too."""
     try:
-        return _compared(make_batch, _LARGER_SIZES, samples_of)
+        return _compare_sizes(make_batch, _LARGER_SIZES, samples_of)
     except Exception:  # of user code, at a size that may never be tried; the caller reports the small sizes
         return None
 
 
-def _compared(
+def _compare_sizes(
     make_batch: Callable[[int], Batch], sizes: tuple[int, int], samples_of: Callable[[Batch], int] | None
 ) -> BatchLayout | None:
     """Return the layout that batches of two sizes show; None where they are alike."""
@@ -274,7 +274,7 @@ class UserBatches:
             UserInputError: The batches do not grow as their size does.
         """
         batches = cls(function=function, **fields)
-        return dataclasses.replace(batches, layout=batch_layout(batches.make_unchecked, samples_of=samples_of))
+        return dataclasses.replace(batches, layout=find_batch_layout(batches.make_unchecked, samples_of=samples_of))
 
     def make(self, micro_batch_size: int) -> Batch:
         """Make a batch of a number of samples, the same at each call.
@@ -292,7 +292,7 @@ class UserBatches:
 
     def make_unchecked(self, micro_batch_size: int, *, seed: int | None = None) -> Batch:
         """Make a batch without checking its number of samples."""
-        with seeded(self.seed if seed is None else seed, self.device):
+        with seed_torch(self.seed if seed is None else seed, self.device):
             batch = self.function(micro_batch_size)
         require(
             any(isinstance(leaf, torch.Tensor) or hasattr(leaf, "to") for leaf in tree_leaves(batch)),

@@ -20,7 +20,7 @@ from bexplore.errors import require
 from bexplore.job import Job, Mode
 
 
-def blocks_of(module: nn.Module, patterns: tuple[str, ...] = (), *, setting: str) -> list[nn.Module]:
+def find_blocks(module: nn.Module, patterns: tuple[str, ...] = (), *, setting: str) -> list[nn.Module]:
     """Return the repeated blocks of a model, or those that the user names, in order.
 
     Args:
@@ -32,13 +32,13 @@ def blocks_of(module: nn.Module, patterns: tuple[str, ...] = (), *, setting: str
         UserInputError: A pattern fits no module, or there is no such list.
     """
     if patterns:
-        return [block for pattern in patterns for block in _named(module, pattern, setting)]
+        return [block for pattern in patterns for block in _find_named(module, pattern, setting)]
     found: dict[str, nn.Module] = {}
     for name, container in module.named_modules():
         is_inside = any(f"{name}.".startswith(f"{block}.") for block in found)
         if isinstance(container, (nn.ModuleList, nn.Sequential, nn.ModuleDict)) and not is_inside:
             prefix = f"{name}." if name else ""
-            found |= {f"{prefix}{child}": block for child, block in _repeated(container)}
+            found |= {f"{prefix}{child}": block for child, block in _find_repeated(container)}
     require(
         bool(found),
         "The model has no list of repeated blocks.",
@@ -47,13 +47,13 @@ def blocks_of(module: nn.Module, patterns: tuple[str, ...] = (), *, setting: str
     return list(found.values())
 
 
-def fits(name: str, pattern: str) -> bool:
+def matches_path(name: str, pattern: str) -> bool:
     """Return whether the path of a module fits a pattern, name by name."""
     names, patterns = name.split("."), pattern.split(".")
     return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
 
 
-def _repeated(container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _find_repeated(container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the children whose class, none of torch's own layers, is there twice."""
     children = [(name, child) for name, child in container.named_children() if any(True for _ in child.parameters())]
     counts = Counter(type(child) for _, child in children)
@@ -63,13 +63,15 @@ def _repeated(container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, child
 
 
-def _named(module: nn.Module, pattern: str, setting: str) -> list[nn.Module]:
+def _find_named(module: nn.Module, pattern: str, setting: str) -> list[nn.Module]:
     """Return the modules whose path, or whose path within the user's own model, fits a pattern."""
     own = {name: child for name, child in module.named_modules() if name}
     found = [
         child
         for name, child in own.items()
-        if any(fits(part, pattern) for part in (name, name.partition(".")[2]))  # the loss module wraps the model
+        if any(
+            matches_path(part, pattern) for part in (name, name.partition(".")[2])
+        )  # the loss module wraps the model
     ]
     require(
         bool(found),
@@ -94,11 +96,11 @@ def checkpoint_blocks(job: Job, loss_module: nn.Module) -> None:
     if job.activation_checkpointing == "none" or job.mode is not Mode.TRAIN:
         return
     is_selective = job.activation_checkpointing == "selective"
-    for block in blocks_of(loss_module, job.checkpointed_modules, setting=_SETTING):
-        block.forward = _recomputed(block.forward, is_selective=is_selective)  # hooks stay outside: those of FSDP2 must
+    for block in find_blocks(loss_module, job.checkpointed_modules, setting=_SETTING):
+        block.forward = _recompute(block.forward, is_selective=is_selective)  # hooks stay outside: those of FSDP2 must
 
 
-def _recomputed(forward: Callable[..., Any], *, is_selective: bool) -> Callable[..., Any]:
+def _recompute(forward: Callable[..., Any], *, is_selective: bool) -> Callable[..., Any]:
     @functools.wraps(forward)
     def recomputed(*arguments: Any, **named: Any) -> Any:
         call = functools.partial(forward, **named)  # `checkpoint` has arguments of its own, such as `debug`
@@ -109,7 +111,7 @@ def _recomputed(forward: Callable[..., Any], *, is_selective: bool) -> Callable[
     return recomputed
 
 
-def _policy(_context: Any, operator: Any, *_arguments: Any, **_named: Any) -> CheckpointPolicy:
+def _policy(_context: Any, operator: Any, *_arguments: Any, **_find_named: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if is_dear(operator) else CheckpointPolicy.PREFER_RECOMPUTE
 
 

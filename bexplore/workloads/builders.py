@@ -8,7 +8,7 @@ import torch
 
 from bexplore.errors import UserInputError, suggestion
 from bexplore.job import Job, TorchSettings
-from bexplore.workloads.batches import seeded
+from bexplore.workloads.batches import seed_torch
 from bexplore.workloads.decoder import build_decoder
 from bexplore.workloads.hf import build_transformers
 from bexplore.workloads.imported import build_imported
@@ -36,7 +36,7 @@ def build(job: Job) -> Workload:
     device = check_device(job.device)
     check_precision(job)
     set_torch(job.torch)
-    with seeded(job.seed, device):
+    with seed_torch(job.seed, device):
         return _BUILDERS[job.workload](job)
 
 

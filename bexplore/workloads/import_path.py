@@ -77,7 +77,7 @@ def load_callables(
     functions = {
         name: load_callable(path, setting=f"{_SECTION}.{name}", import_root=import_root) for name, path in paths.items()
     }
-    taken = {name: _taken(function, arguments) for name, function in functions.items()}
+    taken = {name: _find_taken(function, arguments) for name, function in functions.items()}
     for argument in arguments:
         require(
             any(argument in names for names in taken.values()),
@@ -119,7 +119,7 @@ def check_calls(callables: Mapping[str, UserCallable]) -> None:
             check_call(callables[name], argument, setting=name)
 
 
-def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[str]:
+def _find_taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[str]:
     """Return the names of the arguments that a callable takes by keyword."""
     try:
         parameters = inspect.signature(function).parameters.values()

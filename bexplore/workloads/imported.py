@@ -58,7 +58,7 @@ def build_imported(job: Job) -> Workload:
     for name in ("model", "batch"):
         require(name in paths, f"An imported model needs `{name}`.", "Give `model` and `batch`, or `step`.")
     callables = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)
-    make_batch = _at_longest(job, callables["batch"])
+    make_batch = _make_longest(job, callables["batch"])
     device = torch.device(job.device)
     with creation_device(device):
         loss_module = ImportedLoss(_make_model(callables["model"]), _make_loss(callables.get("loss")))
@@ -80,7 +80,7 @@ def build_imported(job: Job) -> Workload:
     )
 
 
-def _at_longest(job: Job, function: Callable[..., Batch]) -> UserCallable:
+def _make_longest(job: Job, function: Callable[..., Batch]) -> UserCallable:
     """Return a maker of batches that makes the longest ones, where the lengths of samples vary.
 
     Raises:
@@ -130,7 +130,7 @@ class ImportedLoss(nn.Module):
     def _loss(self, output: Any, targets: Any) -> torch.Tensor:
         if self.loss is not None:
             return _scalar(self.loss(output, targets))
-        found = _own_loss(output)
+        found = _find_loss(output)
         if found is not None:
             return found
         if isinstance(output, torch.Tensor) and isinstance(targets, torch.Tensor):
@@ -176,7 +176,7 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
-def _own_loss(output: Any) -> torch.Tensor | None:
+def _find_loss(output: Any) -> torch.Tensor | None:
     """Return the loss that the model computed itself, if it did."""
     if isinstance(output, torch.Tensor):
         return output if output.dim() == 0 else None
@@ -234,11 +234,11 @@ def _build_step(job: Job) -> Workload:
     with creation_device(device):
         step = callables["step"]()
     _check_members(step, job)
-    modules = _listed(step.modules, nn.Module, "modules")
+    modules = _list_members(step.modules, nn.Module, "modules")
     for module in modules:
         place(module, device)
     check_calls(callables)
-    make_batch = _at_longest(job, callables.get("batch") or step.make_batch)
+    make_batch = _make_longest(job, callables.get("batch") or step.make_batch)
     batches = UserBatches.of(make_batch, callables.get("samples_of"), seed=job.seed, device=device)
     training = job.mode is Mode.TRAIN
     return Workload(
@@ -248,7 +248,9 @@ def _build_step(job: Job) -> Workload:
         make_batch=batches.make,
         forward_backward=_training_pass(step) if training else _evaluation_pass(step),
         update=step.update if training else _do_nothing,
-        optimizers=_listed(getattr(step, "optimizers", ()), torch.optim.Optimizer, "optimizers") if training else [],
+        optimizers=_list_members(getattr(step, "optimizers", ()), torch.optim.Optimizer, "optimizers")
+        if training
+        else [],
         batch_dimensions=batches.layout.dimensions,
         samples_are_seen=batches.layout.is_seen,
         make_other_batch=batches.make_other,
@@ -258,9 +260,9 @@ def _build_step(job: Job) -> Workload:
 
 def _mesh(job: Job) -> dict[str, Any]:
     """Return the mesh of the job's ranks as an argument of the user's builder."""
-    from bexplore.workloads.parallel import mesh_of  # a second of imports, which one device does without
+    from bexplore.workloads.parallel import make_mesh  # a second of imports, which one device does without
 
-    return {"mesh": mesh_of(job)}
+    return {"mesh": make_mesh(job)}
 
 
 def _check_step_settings(job: Job) -> None:
@@ -298,7 +300,7 @@ def _check_members(step: Any, job: Job) -> None:
         check_call(member, *names, setting=f"step's {name}")
 
 
-def _listed(members: Any, kind: type, name: str) -> list[Any]:
+def _list_members(members: Any, kind: type, name: str) -> list[Any]:
     if isinstance(members, kind) and not isinstance(members, nn.ModuleList):
         return [members]
     listed = list(members.values() if isinstance(members, (Mapping, nn.ModuleDict)) else members)
@@ -317,7 +319,7 @@ def _training_pass(step: Any) -> Callable[..., torch.Tensor]:
     def forward_backward(batch: Batch, loss_scale: float = 1.0, *, synchronize: bool = True) -> torch.Tensor:
         given = {"loss_scale": loss_scale, "synchronize": synchronize}
         loss = step.forward_backward(batch, **{name: value for name, value in given.items() if name in taken})
-        return _detached(loss, "forward_backward")
+        return _detach(loss, "forward_backward")
 
     return forward_backward
 
@@ -326,12 +328,12 @@ def _evaluation_pass(step: Any) -> Callable[..., torch.Tensor]:
     def forward_backward(batch: Batch, loss_scale: float = 1.0, *, synchronize: bool = True) -> torch.Tensor:
         del loss_scale, synchronize  # nothing is differentiated
         with torch.no_grad():
-            return _detached(step.evaluate(batch), "evaluate")
+            return _detach(step.evaluate(batch), "evaluate")
 
     return forward_backward
 
 
-def _detached(loss: Any, method: str) -> torch.Tensor:
+def _detach(loss: Any, method: str) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise UserInputError(
             f"The step's {method} returned {type(loss).__name__}, not a scalar tensor.",

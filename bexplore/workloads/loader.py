@@ -12,7 +12,7 @@ import torch
 
 from bexplore.errors import require
 from bexplore.job import Job
-from bexplore.workloads.batches import seeded, tensor_leaves
+from bexplore.workloads.batches import seed_torch, tensor_leaves
 from bexplore.workloads.import_path import check_call, load_callables
 
 TIMED_S = 3.0  # seconds of steady delivery; shorter only where LONGEST_S ends it
@@ -51,7 +51,7 @@ def time_loader(job: Job, micro_batch_size: int) -> LoaderSpeed:
         UserInputError: The path, or its object, cannot be used.
         Exception: Any error of the user's loader.
     """
-    with seeded(job.seed, torch.device("cpu")):
+    with seed_torch(job.seed, torch.device("cpu")):
         return _time_batches(_make_loader(job, micro_batch_size), micro_batch_size)
 
 
@@ -139,7 +139,7 @@ def read_lengths(job: Job, num_samples: int, report: Callable[[int], None]) -> l
         UserInputError: The loader gives no samples with a length.
         Exception: Any error of the user's loader.
     """
-    with seeded(job.seed, torch.device("cpu")):
+    with seed_torch(job.seed, torch.device("cpu")):
         loader = _make_loader(job, 1)
         known = getattr(getattr(loader, "dataset", None), "lengths", None)
         if known is not None:

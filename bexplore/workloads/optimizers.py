@@ -40,7 +40,7 @@ def build_optimizer(
         "Leave some parameters unfrozen, or explore evaluation instead of training.",
     )
     try:
-        return optimizer_class(_groups(trainable), **arguments)
+        return optimizer_class(_group_parameters(trainable), **arguments)
     except (TypeError, ValueError, RuntimeError) as error:  # how torch.optim refuses a value
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         raise UserInputError(
@@ -60,7 +60,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
         torch.nn.utils.clip_grads_with_norm_(group, max_norm, total)
 
 
-def _groups(parameters: list[nn.Parameter]) -> Any:
+def _group_parameters(parameters: list[nn.Parameter]) -> Any:
     """Return the parameters, in groups where ranks share only some of them: no kernel takes both kinds at once."""
     kinds: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -68,7 +68,7 @@ def _groups(parameters: list[nn.Parameter]) -> Any:
     return parameters if len(kinds) < 2 else [{"params": group} for group in kinds.values()]
 
 
-def optimizer_names() -> list[str]:
+def list_optimizer_names() -> list[str]:
     """Return names of the optimizers that can be used, sorted."""
     return sorted(
         name
@@ -80,12 +80,12 @@ def optimizer_names() -> list[str]:
     )
 
 
-def names_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[str]:
+def name_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[str]:
     """Name the classes of optimizers as they are imported, each once."""
     return list(dict.fromkeys(map(_name, optimizers)))
 
 
-def could_be_fused(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+def find_unfused(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
     """Return the optimizers that torch has a fused kernel for, and that were made without it."""
     return [optimizer for optimizer in optimizers if optimizer.defaults.get("fused", True) in (None, False)]
 
@@ -102,7 +102,7 @@ def _find_class(name: str) -> type[torch.optim.Optimizer]:
         f"The optimizer {name} cannot be explored: {_REFUSED.get(name)}.",
         "Choose another, such as AdamW, or bring a whole step of your own.",
     )
-    known = optimizer_names()
+    known = list_optimizer_names()
     require(name in known, f"torch.optim has no optimizer named {name!r}.", suggestion(name, known))
     return getattr(torch.optim, name)
 

@@ -22,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bexplore.errors import require
 from bexplore.job import Job, Parallelism
-from bexplore.workloads.blocks import blocks_of, fits
+from bexplore.workloads.blocks import find_blocks, matches_path
 from bexplore.workloads.placement import is_fake
-from bexplore.workloads.torch_private import chunks_on_demand, register_fake_process_group, unset_fake_temporarily
+from bexplore.workloads.torch_private import make_chunks_on_demand, register_fake_process_group, unset_fake_temporarily
 
 # Names of the dimensions of a mesh, the outermost first, as in torchtitan.
 REPLICATE, SHARD, TENSOR = "dp_replicate", "dp_shard", "tp"
@@ -55,7 +55,7 @@ class ParallelModel:
     is_compiled_by_block: bool = False
 
 
-def mesh_of(job: Job) -> DeviceMesh:
+def make_mesh(job: Job) -> DeviceMesh:
     """Return the mesh of a job's ranks; without a process group, as the first rank of one that is not there.
 
     Raises:
@@ -82,7 +82,7 @@ def mesh_of(job: Job) -> DeviceMesh:
 
 
 @contextlib.contextmanager
-def real_meshes() -> Iterator[None]:
+def use_real_meshes() -> Iterator[None]:
     """Make meshes of real tensors within, under a mode of fake ones too: which ranks they hold is read."""
     make = DeviceMesh.__init__
 
@@ -114,12 +114,12 @@ def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None
         UserInputError: The model cannot be shared so: it has no blocks, or no plan, or too few heads.
     """
     shared = job.parallelism
-    mesh = mesh_of(job)
+    mesh = make_mesh(job)
     if shared.tensor_parallel_degree > 1:
         _share_matrices(loss_module, mesh[TENSOR], tensor_plan)
     if shared.is_replicated_only:
         return _replicate(loss_module, mesh[REPLICATE], shared)
-    blocks = blocks_of(loss_module, shared.blocks, setting=_BLOCKS)
+    blocks = find_blocks(loss_module, shared.blocks, setting=_BLOCKS)
     if not shared.is_sharded:
         return ParallelModel(
             loss_module=loss_module,
@@ -131,7 +131,7 @@ def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None
     return ParallelModel(
         loss_module=loss_module,
         compiled_modules=blocks,
-        synchronize=_of_sharded(loss_module),
+        synchronize=_synchronize_shards(loss_module),
         is_compiled_by_block=True,
     )
 
@@ -146,7 +146,7 @@ def _share_matrices(loss_module: nn.Module, mesh: DeviceMesh, plan: TensorPlan |
     assert plan is not None  # as required
     styles: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
     for name, module in loss_module.named_modules():
-        style = next((kind for pattern, kind in plan.items() if fits(name, pattern)), None)
+        style = next((kind for pattern, kind in plan.items() if matches_path(name, pattern)), None)
         if style is None:
             continue
         shared = module.out_features if style == "colwise" else module.in_features
@@ -183,12 +183,12 @@ def _replicate(loss_module: nn.Module, mesh: DeviceMesh, shared: Parallelism) ->
     return ParallelModel(
         loss_module=wrapped,
         compiled_modules=[loss_module],
-        synchronize=_of_replicated(wrapped),
+        synchronize=_synchronize_replicas(wrapped),
         bucket_bytes=bucket_bytes,
     )
 
 
-def _of_replicated(module: DistributedDataParallel) -> Callable[[bool], AbstractContextManager[object]]:
+def _synchronize_replicas(module: DistributedDataParallel) -> Callable[[bool], AbstractContextManager[object]]:
     @contextlib.contextmanager
     def synchronize(is_synchronized: bool) -> Iterator[None]:
         with contextlib.nullcontext() if is_synchronized else module.no_sync():
@@ -217,13 +217,13 @@ def _shard(loss_module: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, sh
         given = {name: getattr(torch, dtype) for name, dtype in types.items() if dtype is not None}
         options["mp_policy"] = MixedPrecisionPolicy(**given)
     policy = shared.fsdp_reshard_after_forward
-    with chunks_on_demand() if is_fake() else contextlib.nullcontext():
+    with make_chunks_on_demand() if is_fake() else contextlib.nullcontext():
         for block in blocks:
             fully_shard(block, reshard_after_forward=policy != "never", **options)
         fully_shard(loss_module, reshard_after_forward=policy == "always", **options)
 
 
-def _of_sharded(module: nn.Module) -> Callable[[bool], AbstractContextManager[object]]:
+def _synchronize_shards(module: nn.Module) -> Callable[[bool], AbstractContextManager[object]]:
     assert isinstance(module, FSDPModule)  # `fully_shard` has made it one
 
     @contextlib.contextmanager

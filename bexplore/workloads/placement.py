@@ -71,11 +71,11 @@ def place(module: nn.Module, device: torch.device, dtype: torch.dtype | None = N
     for owner in module.modules():
         for name, tensor in (*owner._parameters.items(), *owner._buffers.items()):
             if tensor is not None:
-                setattr(owner, name, placed.setdefault(id(tensor), _placed(tensor, device, dtype)))
+                setattr(owner, name, placed.setdefault(id(tensor), _move(tensor, device, dtype)))
     return module
 
 
-def _placed(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
+def _move(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
     moved = tensor.detach().to(device=device, dtype=dtype if tensor.is_floating_point() else None)
     if moved.dtype == tensor.dtype and moved.device == tensor.device:
         return tensor

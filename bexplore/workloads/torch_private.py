@@ -22,8 +22,8 @@ __all__ = [
     "FakeTensor",  # a shape, a type and a device, without values or memory
     "FakeTensorMode",  # makes every new tensor a fake one
     "TorchDispatchMode",
-    "chunks_on_demand",
     "current_fake_mode",
+    "make_chunks_on_demand",
     "register_fake_process_group",
     "tree_leaves",
     "tree_map",
@@ -61,7 +61,7 @@ def register_fake_process_group() -> None:
 
 
 @contextlib.contextmanager
-def chunks_on_demand() -> Iterator[None]:
+def make_chunks_on_demand() -> Iterator[None]:
     """Let `fully_shard` make, of the chunks of a parameter, those alone that it reads: its own and the first.
 
     It makes the chunk of every rank, twice a parameter; on fake tensors that is half of the time of a build for 64

@@ -122,7 +122,7 @@ _conversion: ContextVar[Conversion] = ContextVar("conversion", default=lambda lo
 
 
 @contextlib.contextmanager
-def converting(conversion: Conversion) -> Iterator[None]:
+def convert_modules(conversion: Conversion) -> Iterator[None]:
     """Let `assemble` pass each loss module through a context, in which it is shared and gets its optimizer.
 
     A trace so makes fake tensors of a model that must be built of real ones.

@@ -220,8 +220,8 @@ def a_trace_by_name_is_that_on_the_device() -> bool:
     from bexplore.host.accelerators import DEVICES
     from bexplore.trace.gpu_properties import GpuProperties
 
-    facts = GpuProperties.of_device(DEVICES["h100"])
-    own = GpuProperties.of_device_info(_facts())
+    facts = GpuProperties.from_device(DEVICES["h100"])
+    own = GpuProperties.from_device_info(_facts())
     return own == facts
 
 

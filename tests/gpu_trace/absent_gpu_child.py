@@ -26,7 +26,7 @@ def with_blocks(model: dict[str, Any], num_blocks: int) -> dict[str, Any]:
 
 
 def main(path: Path, num_blocks: int) -> None:
-    properties = GpuProperties.of_device(device_by_name("h100"))
+    properties = GpuProperties.from_device(device_by_name("h100"))
     assert properties is not None
     stand_in(properties)
     sys.path.insert(0, str(ROOT))

@@ -66,7 +66,7 @@ from bexplore.host.accelerators import device_by_name
 from bexplore.trace.absent_gpu import stand_in
 from bexplore.trace.gpu_properties import GpuProperties
 
-stand_in(GpuProperties.of_device(device_by_name("h100")))
+stand_in(GpuProperties.from_device(device_by_name("h100")))
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -9,7 +9,7 @@ from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker import compilation, torch_private
 from bexplore.host.torch_interfaces import PRIVATE_INTERFACES, find_interface, is_checked, missing_interfaces
 from bexplore.workloads import build
-from bexplore.workloads.torch_private import chunks_on_demand
+from bexplore.workloads.torch_private import make_chunks_on_demand
 from tests.builders import imported_job
 
 
@@ -36,7 +36,10 @@ def test_what_is_missing_is_told_by_what_is_lost(monkeypatch, name):
         ("torch._inductor.graph.GraphLowering.decide_layout_opt", torch_private.choose_layout_as_for_a_number),
         ("torch._inductor.graph.has_free_symbols", torch_private.choose_layout_as_for_a_number),
         ("torch._inductor.codecache.CppPythonBindingsCodeCache.load_pybinding", compilation._compile_nothing),
-        ("torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty", lambda: chunks_on_demand().__enter__()),
+        (
+            "torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty",
+            lambda: make_chunks_on_demand().__enter__(),
+        ),
     ],
 )
 def test_an_exploration_does_without(monkeypatch, name, use):

@@ -28,7 +28,7 @@ from bexplore.errors import UserInputError
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import Batch
-from bexplore.workloads.optimizers import could_be_fused, names_of
+from bexplore.workloads.optimizers import find_unfused, name_optimizers
 
 MAX_UPDATES = 3
 # Pairs in which batches of another collation are timed beside those of the training.
@@ -354,8 +354,8 @@ def _details(session: Session, probe: Probe) -> dict[str, Any]:
     workload = session.workload
     return {
         "samples_are_seen": workload.samples_are_seen,
-        "optimizers": names_of(workload.optimizers),
-        "unfused_optimizers": names_of(could_be_fused(workload.optimizers)),
+        "optimizers": name_optimizers(workload.optimizers),
+        "unfused_optimizers": name_optimizers(find_unfused(workload.optimizers)),
         "why_unchecked": session.why_unchecked,
         "shared_mode": session.shared_mode if session.compilation is Compilation.SHARED else None,
         **_parallel_details(session, probe),

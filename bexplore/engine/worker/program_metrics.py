@@ -409,12 +409,12 @@ def _bytes_of(value: torch.Tensor, probe_batch: int) -> Polynomial:
     elements = 1
     for size in value.shape:
         elements *= _at_hint(size)
-    return Polynomial.of_value(elements * value.dtype.itemsize, probe_batch)
+    return Polynomial.from_value(elements * value.dtype.itemsize, probe_batch)
 
 
 def _polynomial(size: Any, probe_batch: int) -> Polynomial:
     """Return a size by its value at the probe batch; a program that fixes its batch has a number there."""
-    return Polynomial.of_value(_at_hint(size), probe_batch)
+    return Polynomial.from_value(_at_hint(size), probe_batch)
 
 
 def _at_hint(size: Any) -> int:

@@ -34,7 +34,7 @@ from bexplore.errors import BexploreError, TraceError
 from bexplore.host.records import from_record, to_record
 from bexplore.host.torch_interfaces import missing_interfaces
 from bexplore.trace.absent_gpu import stand_in
-from bexplore.trace.cache import imported_sources
+from bexplore.trace.cache import find_imported_sources
 from bexplore.trace.gpu_properties import GpuProperties
 
 # Files in which a rank waits for others, and the function in which a collective of a backward pass may.
@@ -180,7 +180,7 @@ class Server(Context):
             from bexplore.trace.tracer import trace_job  # imports torch, which must find the absent device in place
 
         cost_model = trace_job(request.job, why_cpu=why_not)
-        sources = imported_sources(began_s)
+        sources = find_imported_sources(began_s)
         return Done(
             values={
                 "cost_model": to_record(cost_model),

@@ -30,7 +30,7 @@ from bexplore.measurement.profile import (
     UPDATE,
     Profile,
     memory_timeline,
-    profile_of,
+    read_profile,
     read_trace,
 )
 from bexplore.measurement.statistics import TIMING_S
@@ -277,7 +277,7 @@ def profile_steps(
     events = read_trace(trace_path)
     if not is_cuda:
         memory_path.write_text(json.dumps(memory_timeline(events)))
-    return profile_of(
+    return read_profile(
         events,
         micro_batch_size=micro_batch_size,
         num_steps=NUM_STEPS,

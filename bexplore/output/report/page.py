@@ -16,7 +16,7 @@ from bexplore.config.sections.variants import name_settings
 from bexplore.diagnosis.bottlenecks import JobEvidence, find_bottlenecks
 from bexplore.diagnosis.profiled import find_network_bottlenecks, find_profile_bottlenecks
 from bexplore.exploration.estimated import estimated
-from bexplore.measurement.probe import Observation, compared_sizes
+from bexplore.measurement.probe import Observation, compare_sizes
 from bexplore.output import settings_text, summary
 from bexplore.output.lengths_text import lengths_rows
 from bexplore.output.plan_table import plan_rows
@@ -212,7 +212,7 @@ def sizes_table(data: ReportData) -> Table:
 
 def comparisons_table(data: ReportData) -> Table:
     """Return the speeds, relative to a common one, of sizes that were timed in the same rounds."""
-    compared = compared_sizes(data.measured, data.micro_batch_size)
+    compared = compare_sizes(data.measured, data.micro_batch_size)
     rows = tuple(
         (
             str(item.micro_batch_size),

@@ -72,7 +72,7 @@ def load_hooks() -> ctypes.CDLL:
     if "torch" in sys.modules:
         raise TraceError("A CUDA device that is absent can be stood in for only before torch is imported.")
     torch_folder = _torch_folder()
-    library = _built(torch_folder)
+    library = _build_once(torch_folder)
     for name in _LIBRARIES:
         ctypes.CDLL(str(torch_folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(library))
@@ -85,7 +85,7 @@ def _torch_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def _built(torch_folder: Path) -> Path:
+def _build_once(torch_folder: Path) -> Path:
     """Return the library for this version of PyTorch, after building it where no earlier run did."""
     digest = hashlib.sha256(_SOURCE.read_bytes() + version("torch").encode() + bytes(torch_folder)).hexdigest()[:16]
     library = cache_folder("absent_gpu") / f"guard-{digest}.so"

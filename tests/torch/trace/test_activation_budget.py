@@ -72,10 +72,10 @@ def test_blocks_in_a_row_that_keep_the_same_become_one(kinds, runs):
 
 
 def test_a_run_without_room_keeps_its_bytes_in_its_neighbours():
-    shortened = shorten([_kind(one) for one in "aacbbb"], WEIGHTS, 2)
+    runs = shorten([_kind(one) for one in "aacbbb"], WEIGHTS, 2)
 
-    assert sum(times for _, times in shortened) == 6
-    assert sum(times * _bytes(kind) for kind, times in shortened) == 2 * 10 + 1 * 15 + 3 * 30
+    assert sum(times for _, times in runs) == 6
+    assert sum(times * _bytes(kind) for kind, times in runs) == 2 * 10 + 1 * 15 + 3 * 30
 
 
 def _kind(name):

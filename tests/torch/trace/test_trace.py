@@ -13,7 +13,7 @@ from bexplore.engine.worker.peak_memory import measure_peak
 from bexplore.job import CompileSettings, Job, Mode, Precision
 from bexplore.trace import CostModel, TraceError
 from bexplore.trace.fake_build import build_fake
-from bexplore.trace.repeated_blocks import find_repeats, truncated
+from bexplore.trace.repeated_blocks import find_repeats, truncate
 from bexplore.trace.tracer import trace_job
 from bexplore.workloads import build
 from tests.builders import JOBS
@@ -263,7 +263,7 @@ def test_what_is_not_a_long_run_of_identical_blocks_is_traced_whole(blocks):
 def test_blocks_that_were_left_out_come_back():
     stack = Stack([nn.Linear(4, 4) for _ in range(6)])
     before = list(stack.blocks)
-    with truncated(find_repeats(stack), 4):
+    with truncate(find_repeats(stack), 4):
         assert list(stack.blocks) == before[:4]
     assert list(stack.blocks) == before
 

@@ -21,7 +21,7 @@ from bexplore.trace.tracer import trace_job
 from tests.builders import RECORDED, imported_job
 from tests.torch.trace.recorded_lines import most_bytes, steps_of
 
-H100 = GpuProperties.of_device(device_by_name("h100"))
+H100 = GpuProperties.from_device(device_by_name("h100"))
 PRIME = 61
 
 

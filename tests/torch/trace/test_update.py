@@ -11,7 +11,7 @@ from torch.utils._foreach_utils import _has_foreach_support
 
 from bexplore.job import Job, Precision
 from bexplore.trace.passes import trace_update
-from bexplore.trace.torch_private import foreach_of_fake_tensors
+from bexplore.trace.torch_private import use_foreach_kernels
 from bexplore.workloads import Workload
 from bexplore.workloads.decoder import build_decoder
 
@@ -52,7 +52,7 @@ def test_fake_parameters_on_an_accelerator_are_updated_all_at_once_as_real_ones_
         on_cpu = [nn.Parameter(torch.empty(4))]
 
     assert _default_to_fused_or_foreach(parameters, differentiable=False) == (False, False)
-    with foreach_of_fake_tensors():
+    with use_foreach_kernels():
         assert _default_to_fused_or_foreach(parameters, differentiable=False) == (False, True)
         assert _default_to_fused_or_foreach(on_cpu, differentiable=False) == (False, False)
         assert _has_foreach_support(parameters, torch.device("cuda"))

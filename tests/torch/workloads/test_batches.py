@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bexplore.errors import UnusableSizeError, UserInputError
 from bexplore.workloads import build
-from bexplore.workloads.batches import batch_layout
+from bexplore.workloads.batches import find_batch_layout
 from tests.builders import imported_job
 
 
@@ -52,7 +52,7 @@ BATCHES: dict[str, tuple[Callable[[int], Any], list[int | None] | None, bool]] =
 def test_where_the_samples_are_is_found_and_whether_they_can_be_seen(name):
     make_batch, dimensions, is_seen = BATCHES[name]
 
-    layout = batch_layout(make_batch)
+    layout = find_batch_layout(make_batch)
 
     assert layout.dimensions == dimensions
     assert layout.is_seen is is_seen
@@ -73,7 +73,7 @@ def test_where_the_samples_are_is_found_and_whether_they_can_be_seen(name):
 )
 def test_batches_that_do_not_grow_as_their_size_does_are_refused_with_their_shapes(make_batch, told):
     with pytest.raises(UserInputError, match=told) as caught:
-        batch_layout(make_batch)
+        find_batch_layout(make_batch)
     assert caught.value.hint
 
 
@@ -88,7 +88,7 @@ def test_batches_that_do_not_grow_as_their_size_does_are_refused_with_their_shap
     ],
 )
 def test_a_batch_of_another_size_than_it_was_asked_for_is_found(make_batch, size):
-    layout = batch_layout(make_batch)
+    layout = find_batch_layout(make_batch)
     layout.check(make_batch(16), 16)
 
     with pytest.raises(UnusableSizeError, match=f"a batch of {size} samples is needed, and it "):
@@ -99,14 +99,14 @@ def test_the_users_own_count_stands_where_shapes_show_nothing():
     def count(batch: dict[str, torch.Tensor]) -> int:
         return len(batch["offsets"]) - 1
 
-    layout = batch_layout(packed, samples_of=count)
+    layout = find_batch_layout(packed, samples_of=count)
 
     assert layout.is_seen
     layout.check(packed(9), 9)
     with pytest.raises(UnusableSizeError, match="samples_of counts 9 in it"):
         layout.check(packed(9), 10)
     with pytest.raises(UserInputError, match=r"counts 3 and 5 samples in batches of 2 and 4"):
-        batch_layout(packed, samples_of=lambda batch: len(batch["offsets"]))
+        find_batch_layout(packed, samples_of=lambda batch: len(batch["offsets"]))
 
 
 def test_a_count_that_reads_values_is_left_out_while_there_are_none():
@@ -114,7 +114,7 @@ def test_a_count_that_reads_values_is_left_out_while_there_are_none():
         return torch.full((5,), float(n))
 
     with FakeTensorMode():
-        layout = batch_layout(make_batch, samples_of=lambda batch: int(batch[0]))
+        layout = find_batch_layout(make_batch, samples_of=lambda batch: int(batch[0]))
         layout.check(make_batch(9), 9)
 
     assert layout.dimensions == [None]

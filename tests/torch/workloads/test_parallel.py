@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 from bexplore.errors import UserInputError
 from bexplore.job import CompileSettings, Job, Parallelism, Precision
 from bexplore.workloads import build
-from bexplore.workloads.blocks import blocks_of
-from bexplore.workloads.parallel import mesh_of
+from bexplore.workloads.blocks import find_blocks
+from bexplore.workloads.parallel import make_mesh
 from bexplore.workloads.placement import local
-from bexplore.workloads.torch_private import chunks_on_demand
-from bexplore.workloads.workload import check_precision, converting
+from bexplore.workloads.torch_private import make_chunks_on_demand
+from bexplore.workloads.workload import check_precision, convert_modules
 from tests.torch.groups import leave_group
 
 DECODER = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 50, "max_position_embeddings": 8}
@@ -114,10 +114,10 @@ def test_gradients_are_not_scaled_where_ranks_share_some_matrices():
 
 
 def test_a_group_of_another_number_of_ranks_is_an_error_that_names_both():
-    mesh_of(job(of(data_parallel_shard_degree=4)))
+    make_mesh(job(of(data_parallel_shard_degree=4)))
     assert dist.get_world_size() == 4
     with pytest.raises(UserInputError, match="started 4 ranks, and the job has 2"):
-        mesh_of(job(of(data_parallel_shard_degree=2)))
+        make_mesh(job(of(data_parallel_shard_degree=2)))
 
 
 class Block(nn.Module):
@@ -130,10 +130,10 @@ def test_blocks_are_the_members_of_the_outermost_lists_of_a_class_of_the_users_o
     model = nn.ModuleDict(
         {"stem": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "body": nn.ModuleList([Block(), Block()])}
     )
-    assert blocks_of(model, setting="blocks") == list(model["body"])
-    assert blocks_of(model, ("body.1",), setting="blocks") == [model["body"][1]]
+    assert find_blocks(model, setting="blocks") == list(model["body"])
+    assert find_blocks(model, ("body.1",), setting="blocks") == [model["body"][1]]
     with pytest.raises(UserInputError, match="no list of repeated blocks"):
-        blocks_of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), setting="blocks")
+        find_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), setting="blocks")
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 250])
@@ -143,7 +143,7 @@ def test_chunks_on_demand_are_those_of_torch_and_empty_behind_them(rows, num_chu
 
     tensor = torch.arange(2.0 * rows).view(rows, 2)
     made = sharding._chunk_with_empty(tensor, num_chunks, dim=0)
-    with chunks_on_demand():
+    with make_chunks_on_demand():
         chunks = sharding._chunk_with_empty(tensor, num_chunks, dim=0)
     assert len(chunks) == len(made)
     for chunk, own in zip(chunks, made, strict=True):
@@ -165,7 +165,7 @@ def test_a_loss_module_passes_a_conversion_before_it_is_shared():
         def __exit__(self, *_error) -> None:
             seen.append({type(parameter.data) for parameter in self.loss_module.parameters()})
 
-    with converting(Noted):
+    with convert_modules(Noted):
         build(job(of(data_parallel_shard_degree=2)))
     assert seen == [{nn.Parameter}, {DTensor}]
     build(job(of(data_parallel_shard_degree=2)))

@@ -7,7 +7,7 @@ import torch
 from bexplore.config.load import load_config
 from bexplore.config.training_step import methods
 from bexplore.workloads import build
-from bexplore.workloads.optimizers import could_be_fused, names_of
+from bexplore.workloads.optimizers import find_unfused, name_optimizers
 from tests.builders import ROOT
 
 CONFIGS = ROOT / "configs"
@@ -43,5 +43,5 @@ def test_optimizers_that_are_fused_or_cannot_be_are_not_among_those_that_could_b
     class Lion(torch.optim.Optimizer):
         def step(self) -> None: ...
 
-    assert names_of(could_be_fused(made)) == ["torch.optim.Adam"]
-    assert names_of([*made, Lion(weights, {})])[-1].endswith("Lion")
+    assert name_optimizers(find_unfused(made)) == ["torch.optim.Adam"]
+    assert name_optimizers([*made, Lion(weights, {})])[-1].endswith("Lion")

@@ -203,7 +203,7 @@ def test_each_device_of_the_table_is_traced_as_itself_and_with_its_memory(config
     monkeypatch.setattr(trace_module, "recall_or_trace", trace)
     (record,) = trace_job(config("compile: true"), device_name=key, model_dir=str(tmp_path / "x"))
 
-    assert set(asked) == {("cuda:0", GpuProperties.of_device(DEVICES[key]))}
+    assert set(asked) == {("cuda:0", GpuProperties.from_device(DEVICES[key]))}
     assert 0.8 < record["memory_budget_bytes"] / DEVICES[key].total_memory_bytes < 1
 
 

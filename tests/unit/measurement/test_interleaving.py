@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bexplore.measurement.interleaving import InterleavedTiming, interleaved_estimates
+from bexplore.measurement.interleaving import InterleavedTiming, estimate_interleaved
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.search.evidence import Evidence
 
@@ -21,7 +21,7 @@ def wandering(num_rounds: int, *, seed: int = 0, sd: float = 0.1) -> np.ndarray:
 def test_what_a_machine_does_to_all_sizes_alike_does_not_touch_their_levels():
     machine = wandering(12)
 
-    levels = interleaved_estimates({4: 1.0 * machine, 8: 1.9 * machine, 16: 4.0 * machine})
+    levels = estimate_interleaved({4: 1.0 * machine, 8: 1.9 * machine, 16: 4.0 * machine})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(1.9)
     assert levels[16].pass_time_s / levels[4].pass_time_s == pytest.approx(4.0)
@@ -33,7 +33,7 @@ def test_a_round_that_was_disturbed_counts_for_little():
     times_s = {size: seconds * np.exp(0.01 * rng.standard_normal(15)) for size, seconds in ((4, 1.0), (8, 2.0))}
     times_s[8][3] *= 5.0
 
-    levels = interleaved_estimates(times_s)
+    levels = estimate_interleaved(times_s)
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
 
@@ -43,7 +43,7 @@ def test_the_standard_error_is_that_of_repeated_experiments(num_sizes: int):
     rng = np.random.default_rng(2)
     found, told = [], []
     for _ in range(600):
-        levels = interleaved_estimates(
+        levels = estimate_interleaved(
             {size: np.exp(0.05 * rng.standard_normal(20)) for size in range(1, num_sizes + 1)}
         )
         found.append(math.log(levels[1].pass_time_s / levels[2].pass_time_s))
@@ -53,14 +53,14 @@ def test_the_standard_error_is_that_of_repeated_experiments(num_sizes: int):
 
 
 def test_one_round_does_not_know_its_own_noise():
-    levels = interleaved_estimates({4: [1.0], 8: [1.8]})
+    levels = estimate_interleaved({4: [1.0], 8: [1.8]})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(1.8)
     assert math.isnan(levels[4].log_se)
 
 
 def test_a_round_that_took_far_longer_does_not_count_even_of_two():
-    levels = interleaved_estimates({4: [1.0, 40.0], 8: [2.0, 2.02]})
+    levels = estimate_interleaved({4: [1.0, 40.0], 8: [2.0, 2.02]})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
     assert math.isnan(levels[4].log_se)
@@ -69,7 +69,7 @@ def test_a_round_that_took_far_longer_does_not_count_even_of_two():
 
 def test_a_round_in_which_all_took_far_longer_does_not_count():
     """What a busy machine takes from sizes is not the same share of each."""
-    levels = interleaved_estimates({4: [1.0, 9.0, 1.01, 1.0], 8: [2.0, 5.0, 2.0, 2.02]})
+    levels = estimate_interleaved({4: [1.0, 9.0, 1.01, 1.0], 8: [2.0, 5.0, 2.0, 2.02]})
 
     assert levels[4].pass_time_s == pytest.approx(1.0, rel=0.02)
     assert levels[8].pass_time_s == pytest.approx(2.0, rel=0.02)
@@ -77,14 +77,14 @@ def test_a_round_in_which_all_took_far_longer_does_not_count():
 
 
 def test_rounds_of_a_size_that_scatters_by_itself_all_count():
-    levels = interleaved_estimates({4: [1.0] * 10, 8: [1.5, 2.4] * 5})
+    levels = estimate_interleaved({4: [1.0] * 10, 8: [1.5, 2.4] * 5})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(math.sqrt(1.5 * 2.4), rel=0.02)
     assert levels[8].num_timings == pytest.approx(10.0)
 
 
 def test_sizes_whose_undisturbed_times_were_in_different_rounds_are_compared_across_them():
-    levels = interleaved_estimates({4: [1.0, 40.0], 8: [60.0, 2.0]})
+    levels = estimate_interleaved({4: [1.0, 40.0], 8: [60.0, 2.0]})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
     assert levels[4].num_timings < 1

@@ -20,7 +20,7 @@ from bexplore.measurement.profile import (
     ProfiledCollective,
     is_matrix,
     memory_timeline,
-    profile_of,
+    read_profile,
     read_trace,
 )
 from bexplore.output.profile_text import kernel_rows, regions_sentence
@@ -36,7 +36,7 @@ def region(name: str, start: float, length: float) -> dict:
 
 def profile(events: list[dict], **fields) -> Profile:
     given = {"micro_batch_size": 4, "num_steps": 1, "passes_per_step": 2, "trace_path": "t.json", "memory_path": None}
-    return profile_of(events, **given | fields)
+    return read_profile(events, **given | fields)
 
 
 STEP_OF_1000 = region(STEP, 0, 1000)

@@ -12,11 +12,11 @@ from bexplore.host.accelerators import device_by_name
 from bexplore.host.json_files import cache_folder
 from bexplore.job import Job
 from bexplore.trace import CostModel, cache
-from bexplore.trace.cache import Sources, imported_sources, recall, remember
+from bexplore.trace.cache import Sources, find_imported_sources, recall, remember
 from bexplore.trace.gpu_properties import GpuProperties
 from bexplore.trace.timeline import Peak, Phase, Polynomial
 
-H100 = GpuProperties.of_device(device_by_name("h100"))
+H100 = GpuProperties.from_device(device_by_name("h100"))
 UNCHANGED = Sources(files={}, packages={"torch": metadata.version("torch")})
 
 
@@ -77,7 +77,7 @@ def test_a_trace_is_remembered_for_its_own_job_devices_and_compiler_settings_alo
 
 
 def test_what_was_changed_during_the_trace_says_nothing_about_it():
-    assert imported_sources(began_s=0.0) is None  # every file is younger
+    assert find_imported_sources(began_s=0.0) is None  # every file is younger
 
 
 def test_only_the_entries_that_were_used_last_are_kept(monkeypatch):

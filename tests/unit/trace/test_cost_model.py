@@ -75,9 +75,9 @@ def test_the_peaks_are_the_maximum_over_all_moments(deltas, micro_batch_size):
 
 
 def test_a_size_is_taken_for_a_multiple_of_the_samples_where_it_is_one_of_the_prime():
-    assert Polynomial.of_value(1000, 61) == Polynomial(1000)
-    assert Polynomial.of_value(1000 * 61, 61) == Polynomial(0, 1000)
-    assert Polynomial.of_value(3 * 61 * 61, 61) == Polynomial(0, 0, 3)
+    assert Polynomial.from_value(1000, 61) == Polynomial(1000)
+    assert Polynomial.from_value(1000 * 61, 61) == Polynomial(0, 1000)
+    assert Polynomial.from_value(3 * 61 * 61, 61) == Polynomial(0, 0, 3)
 
 
 # Memory between traced lengths: exact at them, quadratic in between.

@@ -10,7 +10,7 @@ from bexplore.host.accelerators import DEVICES, device_by_name
 from bexplore.host.records import from_record, to_record
 from bexplore.trace.gpu_properties import GpuProperties
 
-H100 = GpuProperties.of_device(device_by_name("h100"))
+H100 = GpuProperties.from_device(device_by_name("h100"))
 
 
 def test_properties_of_a_gpu_survive_json():
@@ -18,13 +18,13 @@ def test_properties_of_a_gpu_survive_json():
 
 
 def test_a_device_that_is_no_cuda_device_has_no_properties_to_stand_in_for():
-    assert GpuProperties.of_device(device_by_name("mi300x")) is None
+    assert GpuProperties.from_device(device_by_name("mi300x")) is None
 
 
 @pytest.mark.parametrize("key", [key for key, device in DEVICES.items() if device.capability is not None])
 def test_each_cuda_device_of_the_table_has_all_that_a_compiler_reads(key):
     device = DEVICES[key]
-    properties = GpuProperties.of_device(device)
+    properties = GpuProperties.from_device(device)
     major, minor = device.capability
     told = {
         "device": "cuda:0",
@@ -33,5 +33,5 @@ def test_each_cuda_device_of_the_table_has_all_that_a_compiler_reads(key):
         "num_multiprocessors": device.num_multiprocessors,
         "total_memory_bytes": device.total_memory_bytes,
     }
-    assert GpuProperties.of_device_info(told) == properties
+    assert GpuProperties.from_device_info(told) == properties
     assert properties.as_torch()["total_memory"] == device.total_memory_bytes

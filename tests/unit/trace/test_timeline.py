@@ -16,5 +16,5 @@ def test_polynomials_multiply():
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 1000))
 def test_a_polynomial_is_found_from_its_values(constant, linear, quadratic):
     expected = Polynomial(constant, linear, quadratic)
-    found = Polynomial.of_function(lambda size: int(expected(size)), 61)
+    found = Polynomial.interpolate(lambda size: int(expected(size)), 61)
     assert found(997) == pytest.approx(expected(997), rel=1e-12)
