@@ -292,15 +292,8 @@ class Observation:
         return {"pass_times_s": passes, "update_times_s": updates, "interleaved_times_s": rounds}
 
 
-def busiest(observations: Sequence[Observation]) -> dict[str, Any]:
-    """Return the fields of the most that other processes did during any of some observations."""
-    names = ("background_cpu_share", "scheduler_wait_fraction")
-    shares = {name: [getattr(item, name) for item in observations] for name in names}
-    return {name: max((one for one in found if one is not None), default=None) for name, found in shares.items()}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class SizeComparison:
     """Two sizes that were timed interleaved, over all probes that timed both.
 
     Attributes:
@@ -314,7 +307,7 @@ class Comparison:
     speed_over: PairedRatio
 
 
-def compare_sizes(observations: Sequence[Observation], best: int | None) -> list[Comparison]:
+def compare_sizes(observations: Sequence[Observation], best: int | None) -> list[SizeComparison]:
     """Compare each interleaved size with the best; ascending.
 
     Where the best was not interleaved, the size of most interleaved probes is the reference.
@@ -333,7 +326,7 @@ def compare_sizes(observations: Sequence[Observation], best: int | None) -> list
         )  # seconds of a sample
         if own_s:
             ratio = paired_ratio(others_s, own_s)
-            compared.append(Comparison(micro_batch_size=size, reference=reference, speed_over=ratio))
+            compared.append(SizeComparison(micro_batch_size=size, reference=reference, speed_over=ratio))
     return compared
 
 

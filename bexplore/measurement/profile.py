@@ -147,12 +147,7 @@ def read_profile(
     trace_path: str,
     memory_path: str | None,
 ) -> Profile:
-    """Return what the events of a trace show.
-
-    Args:
-        events: Of a Chrome trace.
-        micro_batch_size: As of `Profile`, and so the others.
-    """
+    """Return what the events of a Chrome trace show."""
     steps = [event for event in events if _marks(event) == STEP]
     fastest = min(steps, key=lambda one: one["dur"], default=None)
     of_step = events if fastest is None else [event for event in events if _is_within(event, fastest)]
@@ -206,12 +201,10 @@ def _marks(event: Mapping[str, Any]) -> str | None:
 
 
 def _is_within(event: Mapping[str, Any], outer: Mapping[str, Any]) -> bool:
-    """Whether an event begins while another lasts."""
     return "ts" in event and outer["ts"] <= event["ts"] <= outer["ts"] + outer["dur"]
 
 
 def _regions(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the seconds of each region on the host."""
     found: dict[str, float] = defaultdict(float)
     gradients = [event for event in events if str(event.get("name", "")).startswith(_BACKWARD)]
     for event in events:
@@ -298,7 +291,6 @@ def _alone(
     step_s: float,
     is_kind: Callable[[Mapping[str, Any]], bool],
 ) -> float | None:
-    """Return the share of the step in which only events of a kind are on the device."""
     if not kernels or not step_s:
         return None
     others = [event for event in on_device if not is_kind(event)]

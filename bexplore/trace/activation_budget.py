@@ -80,7 +80,6 @@ class BudgetChoice:
         return cut(joint_graph, node_info, freedom=2, recomputed=recomputed)[0]
 
     def _slots(self, joint_graph: Graph) -> dict[Node, _Slot]:
-        """Return the block of each node, and of each input that one block alone reads."""
         slots: dict[Node, _Slot] = {}
         found: dict[str, _Slot | None] = {}
         for node in joint_graph.nodes:
@@ -179,7 +178,6 @@ class _WholeModel:
         return recomputed, missing
 
     def _first_inner(self, blocks: Mapping[int, Sequence[Node]]) -> int:
-        """Return the first of the blocks, up to the last but one, that have the same items."""
         first = self._last
         model = _signature(blocks.get(self._last - 1, ()))
         while first > 1 and _signature(blocks.get(first - 1, ())) == model:
@@ -196,14 +194,12 @@ class _WholeModel:
             self._places += [(slot.repeat, block, place) for place in range(len(nodes))]
 
     def _is_alone(self, place: tuple[Repeat, int, int] | None) -> bool:
-        """Return whether an item is of a block that stands for itself alone, or of none."""
         if place is None:
             return True
         repeat, block, _ = place
         return block < self._first[repeat] or block == repeat.copies - 1
 
     def _kinds(self, repeat: Repeat, kept: set[int]) -> list[Kind]:
-        """Return what each inner block of the whole model keeps."""
         kinds: dict[int, set[int]] = {block: set() for block in range(self._first[repeat], repeat.copies - 1)}
         for index in kept:
             place = self._places[index]

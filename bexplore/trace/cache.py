@@ -99,11 +99,7 @@ def recall(job: Job, *, gpu: GpuProperties | None) -> CostModel | None:
 
 
 def remember(job: Job, cost_model: CostModel, sources: Sources, *, gpu: GpuProperties | None) -> None:
-    """Keep a trace for later runs, under the fingerprint of its program, and remove the oldest entries.
-
-    Args:
-        gpu: The device of a CUDA job; None for a job on the CPU.
-    """
+    """Keep a trace for later runs, under the fingerprint of its program, and remove the oldest entries."""
     entry = {
         "format": _FORMAT,
         "traced_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -118,14 +114,12 @@ def remember(job: Job, cost_model: CostModel, sources: Sources, *, gpu: GpuPrope
 
 
 def _entries(pattern: str) -> list[Path]:
-    """Return the paths of entries, those used last first."""
     with suppress(OSError, RuntimeError):  # another process removed one meanwhile; no home
         return sorted(cache_folder(_FOLDER).glob(pattern), key=lambda path: -path.stat().st_mtime_ns)
     return []
 
 
 def _key(job: Job, gpu: GpuProperties | None) -> str:
-    """Return sixteen hexadecimal digits of what decides the program beside the code."""
     variables = {
         name: value
         for name, value in os.environ.items()

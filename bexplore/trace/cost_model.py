@@ -14,6 +14,9 @@ from bexplore.job.batching import MAX_SAMPLES
 from bexplore.job.lengths import Lengths
 from bexplore.trace.timeline import Buffer, Peak, Phase, Polynomial
 
+_PARTS = (1, 2, 4)  # of the longest length, at which is traced
+_FEWEST_TOKENS = 8  # a shorter length is traced for no job
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
@@ -40,7 +43,6 @@ class CostModel:
         compiler: Versions that made the program, such as `torch 2.13.0`.
         notes: Lines that qualify the numbers.
         num_blocks: Length of each run of identical blocks in the model; 0 without a run, and if lengths differ.
-        block_share: Share of the operations of a pass for one sample, 0 to 1, that lies in these blocks.
         small: The same step as it is compiled for small sizes, where the compiler's choice of what to keep for the
             backward pass depends on the size; None where it does not.
         largest_small: The largest size whose memory is that of `small`.
@@ -61,7 +63,6 @@ class CostModel:
     device_name: str = ""
     notes: tuple[str, ...] = ()
     num_blocks: int = 0
-    block_share: float = 0.0
     small: CostModel | None = None
     largest_small: int = 0
     remembered_from: str | None = None
@@ -110,10 +111,6 @@ class CostModel:
     def max_micro_batch_size(self, budget_bytes: float, limit: int = MAX_SAMPLES) -> int:
         """Return the largest size up to `limit` whose peak is within the budget; 0 where not even one sample fits."""
         return bisect.bisect_right(range(1, limit + 1), budget_bytes, key=self.peak_memory_bytes)
-
-
-_PARTS = (1, 2, 4)  # of the longest length, at which is traced
-_FEWEST_TOKENS = 8  # a shorter length is traced for no job
 
 
 def traced_lengths(lengths: Lengths) -> tuple[int, ...]:

@@ -64,7 +64,6 @@ def plan_only(
     """Make torch.compile plan graphs instead of building them, within this context.
 
     Args:
-        job: Device, and the budget of activations.
         run: Called in place of each compiled graph, with its inputs.
         observe: Called with each planned graph of the compiler and `probe_batch`.
         choose_saved: Chooses what a forward pass keeps; None leaves that to the compiler.
@@ -265,7 +264,6 @@ def _is_number(size: Any) -> bool:
 
 
 def _elements(node: Any) -> list[Any]:
-    """Return the outputs of a kernel that returns several; empty for others."""
     outputs = getattr(node, "outputs", None) or []
     leaves = tree_leaves(outputs)
     return [leaf for leaf in leaves if isinstance(leaf, ir.MultiOutput)]
@@ -276,7 +274,6 @@ def _element(name: str, indices: Any) -> str:
 
 
 def _place(node: Any) -> Place:
-    """Return where in the user's model a buffer is made."""
     if isinstance(node, WorkspaceArg):  # of a kernel of several operators
         return Place("workspace of a kernel")
     origin = _origin(node)

@@ -18,6 +18,36 @@ from bexplore.workloads.torch_private import tree_map
 
 _FUSED_ATTENTION = "_scaled_dot_product_"
 _MODEL_SHARE_OF_ATTENTION_BACKWARD = 4 / 5  # of five matrix products, the scores' is a recomputation
+_FORWARD = torch.ops.aten.convolution.default
+_BACKWARD = torch.ops.aten.convolution_backward.default
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+_ATTENTION_BACKWARD = (
+    _FLASH_BACKWARD,
+    torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default,
+)
+# Gradients of a group, cut for each rank: up to torch 2.14, and from 2.15 on. They exist where parameters are sharded.
+_CHUNK_CAT = ("fsdp.chunk_cat.default", "fsdp.chunk_cat_mixed_dtype.default")
+_WITH_WORKSPACE = frozenset(map(str, (_FORWARD, _BACKWARD, *_ATTENTION_BACKWARD, *_CHUNK_CAT)))
+_FLOAT32_BYTES = 4
+_REGISTER_FLOATS = {"AVX2": 8, "AVX512": 16}  # by torch's name of the processor's instructions
+_WIDTH_WITH_HALF = 16  # of a register, from which on half precisions have convolutions of this kind
+_NARROW_WIDTH = 3  # of a convolution of single channels that needs no blocks
+_ROWS_OF_A_TILE, _COLUMNS_OF_A_TILE = 128, 32  # elements to which attention rounds a length, and a head
+
+# Those of lengths in tensors; lengths in lists fail above, where torch fills a tensor with them that has no memory.
+_CTC_LOSS = torch.ops.aten._ctc_loss.Tensor
+_CTC_LOSS_BACKWARD = torch.ops.aten._ctc_loss_backward.Tensor
+_KIB, _MIB = 2**10, 2**20
+_SMALL_BYTES = 2 * 4096 * _KIB + 8 * 16 * _KIB  # the libraries' own `:4096:2:16:8`
+_LARGE_BYTES = 32 * _MIB
+_AMD_BYTES, _AMD_INSTINCT_BYTES = 32 * _MIB, 128 * _MIB  # the latter of gfx94x and gfx95x, MI300 and newer
+_CUDA_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG",)
+_HIP_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG", "ROCBLAS_WORKSPACE_CONFIG")
+# Major capabilities with the large workspace, by the first torch that has it so. Source: pytorch#91564 for Hopper,
+# pytorch#175344 for Blackwell, which 2.11 lacks. The change in 2.13 (pytorch#183923) was not read; it could move two
+# workspaces by 24 MiB each.
+_LARGE_FROM = (((2, 12), (9, 10, 12)), ((0, 0), (9,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,38 +156,6 @@ def _attention_flops(name: str, arguments: Any) -> int:
     if "backward" in name:
         return int(sdpa_backward_flop_count(*arguments[:4]))
     return int(sdpa_flop_count(*arguments[:3]))
-
-
-_FORWARD = torch.ops.aten.convolution.default
-_BACKWARD = torch.ops.aten.convolution_backward.default
-_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
-_ATTENTION_BACKWARD = (
-    _FLASH_BACKWARD,
-    torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default,
-)
-# Gradients of a group, cut for each rank: up to torch 2.14, and from 2.15 on. They exist where parameters are sharded.
-_CHUNK_CAT = ("fsdp.chunk_cat.default", "fsdp.chunk_cat_mixed_dtype.default")
-_WITH_WORKSPACE = frozenset(map(str, (_FORWARD, _BACKWARD, *_ATTENTION_BACKWARD, *_CHUNK_CAT)))
-_FLOAT32_BYTES = 4
-_REGISTER_FLOATS = {"AVX2": 8, "AVX512": 16}  # by torch's name of the processor's instructions
-_WIDTH_WITH_HALF = 16  # of a register, from which on half precisions have convolutions of this kind
-_NARROW_WIDTH = 3  # of a convolution of single channels that needs no blocks
-_ROWS_OF_A_TILE, _COLUMNS_OF_A_TILE = 128, 32  # elements to which attention rounds a length, and a head
-
-# Those of lengths in tensors; lengths in lists fail above, where torch fills a tensor with them that has no memory.
-_CTC_LOSS = torch.ops.aten._ctc_loss.Tensor
-_CTC_LOSS_BACKWARD = torch.ops.aten._ctc_loss_backward.Tensor
-_KIB, _MIB = 2**10, 2**20
-_SMALL_BYTES = 2 * 4096 * _KIB + 8 * 16 * _KIB  # the libraries' own `:4096:2:16:8`
-_LARGE_BYTES = 32 * _MIB
-_AMD_BYTES, _AMD_INSTINCT_BYTES = 32 * _MIB, 128 * _MIB  # the latter of gfx94x and gfx95x, MI300 and newer
-_CUDA_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG",)
-_HIP_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG", "ROCBLAS_WORKSPACE_CONFIG")
-# Major capabilities with the large workspace, by the first torch that has it so. Source: pytorch#91564 for Hopper,
-# pytorch#175344 for Blackwell, which 2.11 lacks. The change in 2.13 (pytorch#183923) was not read; it could move two
-# workspaces by 24 MiB each.
-_LARGE_FROM = (((2, 12), (9, 10, 12)), ((0, 0), (9,)))
 
 
 def takes_workspace(operator: Any) -> bool:
@@ -286,9 +284,6 @@ def ctc_outputs(operator: Any, arguments: Any) -> tuple[Any, Any]:
     The widest table that the targets allow is assumed: padded targets `(batch, longest)` bound their lengths.
     Source: `ctc_loss_cpu_template` and `ctc_loss_backward_cpu_template` in torch's `native/LossCTC.cpp`, and the same
     sizes in `native/cuda/LossCTC.cu`.
-
-    Raises:
-        TraceError: The targets are concatenated, so that the length of the longest depends on values.
     """
     if operator == _CTC_LOSS_BACKWARD:
         log_probs, log_alpha = arguments[1], arguments[6]

@@ -55,19 +55,7 @@ SMALL_PRIMES = (17, 19, 23, 29, 31)
 # Optimizers of torch.optim whose update of a number needs no other number.
 _NUMBER_BY_NUMBER = frozenset(
     getattr(torch.optim, name)
-    for name in (
-        "ASGD",
-        "Adadelta",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "SGD",
-    )
+    for name in ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 )
 
 # Backends that plan no memory. For the backward pass the first keeps what autograd keeps, the second decides itself.
@@ -132,7 +120,7 @@ def trace_pass(
 
 
 def _choice(job: Job, repeats: list[Repeat], kept_blocks: int) -> BudgetChoice | None:
-    """Return what chooses in place of the compiler; None where a truncated model is treated as the whole one is."""
+    """Return what chooses in place of the compiler; None if a truncated model is treated as the whole one is."""
     is_truncated = any(kept_blocks < repeat.copies for repeat in repeats)
     if not is_truncated or job.activation_memory_budget in (0.0, 1.0):
         return None
@@ -194,13 +182,10 @@ def _trace_pass(
 def trace_update(
     workload: Workload, trained: list[torch.Tensor], fake_mode: Any, probe_batch: int
 ) -> tuple[int, list[Event]]:
-    """Run the update on fake gradients, after one that makes the states.
+    """Run the update on fake gradients, after one that makes the states; return the bytes of these, and its events.
 
     Args:
-        workload: Workload built under `fake_mode`, at full depth.
-
-    Returns:
-        Bytes of the optimizer states, and the events of the update.
+        workload: Built under `fake_mode`, at full depth.
     """
     tracker = LifetimeTracker(probe_batch)
     with (
@@ -281,11 +266,7 @@ def _planning_options(job: Job) -> dict[str, Any] | None:
 
 
 def choose_probe_batch(workload: Workload, fake_mode: Any, primes: Sequence[int] = PRIMES) -> int:
-    """Return a micro-batch size of a list that divides no dimension of a weight or of a sample.
-
-    Raises:
-        TraceError: The model has a multiple of every prime that is tried.
-    """
+    """Return a micro-batch size of a list that divides no dimension of a weight or of a sample."""
     tensors = [tensor for module in list_modules(workload) for tensor in list_tensors(module)]
     sizes = {size for tensor in tensors for shape in (tensor.shape, local(tensor).shape) for size in shape}
     if workload.job.parallelism.is_sharded:

@@ -138,7 +138,6 @@ def lengthen(
 
 
 def _start_of_backward(repeat: Repeat, backward: list[Event], block: int) -> int:
-    """Return the position of the first event in which the backward pass of a block computes something new."""
     return _first_position(
         backward,
         lambda event: event.size(1) > 0 and not event.place.is_recomputed and repeat.owns(event.place.module, block),
@@ -150,7 +149,6 @@ def _times(kept: dict[Place, Polynomial], factor: float) -> list[Event]:
 
 
 def _kept(repeat: Repeat, events: list[Event], block: int) -> dict[Place, Polynomial]:
-    """Return what a block leaves behind at the end of some events."""
     kept: dict[Place, Polynomial] = {}
     for event in events:
         if repeat.owns(event.place.module, block):
@@ -178,7 +176,6 @@ def _longest_run(signatures: list[Any]) -> tuple[int, int]:
 
 
 def _signature(block: nn.Module) -> list[Any]:
-    """Return what decides a block's program: its parts, their settings, their tensors' shapes and types."""
     return [
         (name, type(part), _settings(part), [_tensor_facts(*item) for item in _own_tensors(part)])
         for name, part in block.named_modules()

@@ -11,6 +11,9 @@ import numpy as np
 
 from bexplore.job import Parallelism
 
+NUM_BUFFERS = 8  # of a peak that are named
+_TYPICAL_SIZE = 8  # only orders the names of buffers that grow differently
+
 
 @dataclass(frozen=True, slots=True)
 class Polynomial:
@@ -63,11 +66,10 @@ class Polynomial:
 
     @classmethod
     def from_value(cls, value: int, probe_batch: int) -> Polynomial:
-        """Return the polynomial that has a value at one micro-batch size, which divides no other size.
+        """Return the polynomial that has a value at one micro-batch size.
 
         Args:
-            value: The value at the micro-batch size `probe_batch`.
-            probe_batch: A prime that divides no dimension but those that contain the samples.
+            probe_batch: That size, a prime that divides no dimension but those that contain the samples.
         """
         if value % probe_batch:
             return cls(value)
@@ -92,9 +94,6 @@ class Polynomial:
 
 
 NOTHING = Polynomial()
-
-
-NUM_BUFFERS = 8  # of a peak that are named
 
 
 class Phase(StrEnum):
@@ -170,14 +169,11 @@ class Peak:
 
 
 def find_peaks(resident: Sequence[Buffer], events: Sequence[Event], *, past: Sequence[Event] = ()) -> tuple[Peak, ...]:
-    """Find the moments that are the highest for some micro-batch size.
+    """Find the moments that are the highest for some micro-batch size; their maximum at b is the memory needed at b.
 
     Args:
         resident: Buffers alive during the whole step.
         past: Events of earlier phases.
-
-    Returns:
-        At least one peak; the memory needed at b is the maximum of their sizes at b.
     """
     start = np.array(_sum_of([*(buffer.size for buffer in resident), *(event.size for event in past)]).as_record())
     deltas = np.array([event.size.as_record() for event in events]).reshape(-1, 3)
@@ -234,28 +230,10 @@ def _largest(resident: Sequence[Buffer], past: Sequence[Event]) -> tuple[Buffer,
     return tuple(Buffer(label=label, size=size) for label, size in at_typical_size[:NUM_BUFFERS] if size(1) > 0)
 
 
-_TYPICAL_SIZE = 8  # only orders the names of buffers that grow differently
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientMemory:
-    """What of the gradients lives when.
-
-    Attributes:
-        resident: During the whole step.
-        before_pass: From before the last pass of a step until the update.
-        before_update: From the update on.
-    """
-
-    resident: tuple[Buffer, ...] = ()
-    before_pass: tuple[Event, ...] = ()
-    before_update: tuple[Event, ...] = ()
-
-
 def gradient_memory(
     parallelism: Parallelism, *, gradient_bytes: int, bucket_bytes: int, accumulated: Polynomial
-) -> GradientMemory:
-    """Return the memory of the gradients that the passes before the last have left.
+) -> tuple[list[Buffer], list[Event], list[Event]]:
+    """Return the gradients that live during the whole step, from before its last pass on, and from the update on.
 
     DistributedDataParallel holds buckets of one more copy from its construction on. As views of them gradients take
     nothing of their own, unless a pass that reduces nothing has made them. Sharded gradients that are reduced in the
@@ -269,15 +247,13 @@ def gradient_memory(
         accumulated: What the passes before the last have left.
     """
     gradients = Buffer(label="gradients", size=Polynomial(gradient_bytes))
-    if parallelism.is_sharded and parallelism.synchronizes_last:
-        return GradientMemory(
-            before_pass=(Event(accumulated, Place("gradients of all shards")),),
-            before_update=(Event(gradients.size, Place(gradients.label)),),
-        )
     buckets = Buffer(label="gradient buckets", size=Polynomial(bucket_bytes))
+    if parallelism.is_sharded and parallelism.synchronizes_last:
+        whole = Event(accumulated, Place("gradients of all shards"))
+        return [], [whole], [Event(gradients.size, Place(gradients.label))]
     if not bucket_bytes:
-        return GradientMemory(resident=(gradients,))
+        return [gradients], [], []
     if not parallelism.gradient_as_bucket_view:
-        return GradientMemory(resident=(gradients, buckets))
-    beside = (Event(buckets.size, Place(buckets.label)),) if parallelism.synchronizes_last else ()
-    return GradientMemory(resident=(gradients,), before_pass=beside)
+        return [gradients, buckets], [], []
+    beside = [Event(buckets.size, Place(buckets.label))] if parallelism.synchronizes_last else []
+    return [gradients], beside, []

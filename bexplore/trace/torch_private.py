@@ -116,7 +116,7 @@ def compile_without_building(
 
     Args:
         load: Planned graph -> what is called with the program's list of inputs.
-        activation_memory_budget: As of `Job`; 1 leaves what the user's own code sets.
+        activation_memory_budget: 1 leaves what the user's own code sets.
         choose_saved: Called in place of the compiler's own choice of what a forward pass keeps; None leaves that.
     """
 
@@ -336,10 +336,8 @@ def never_skip_updates() -> Iterator[None]:
 def keep_layouts_of_convolutions() -> None:
     """Let convolutions of an absent CUDA device keep the layout of their operands, as cuDNN's do.
 
-    The CPU build has no cuDNN, and its other kernels give up channels-last.
-
-    Source: `determine_backend_memory_format` in aten/src/ATen/native/Convolution.cpp, and
-    `cudnn_conv_suggest_memory_format` in aten/src/ATen/native/ConvUtils.h, of torch 2.11 to 2.13.
+    The CPU build has no cuDNN; its other kernels give up channels-last. Source: `determine_backend_memory_format` in
+    aten/src/ATen/native/Convolution.cpp, and `cudnn_conv_suggest_memory_format` in ConvUtils.h, of torch 2.11 to 2.13.
     """
     from torch._prims_common import suggest_memory_format  # taken where an absent device is stood in for alone
 

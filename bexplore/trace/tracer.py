@@ -60,15 +60,12 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
 
     Everything runs on fake tensors: no device memory is taken and no code is built. The compiler's state is reset
     before and after, so earlier programs of this process are compiled anew at their next call: use a separate process.
+    A job that cannot be traced is a TraceError with the reason in one line.
 
     Args:
         full_depth: Whether to trace every one of many identical blocks, for `observe`.
         observe: Called with each planned graph of the compiler and the micro-batch size of the trace.
         why_cpu: Reason why a CUDA job without a device here is traced for the CPU, for a note.
-
-    Raises:
-        TraceError: The job cannot be traced; the message has the reason in one line.
-        UserInputError: The job itself is wrong.
     """
     started = time.perf_counter()
     local_job, notes = _on_this_machine(job, why_cpu)
@@ -116,7 +113,6 @@ def _meshes(job: Job) -> contextlib.AbstractContextManager[None]:
 
 
 def _on_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
-    """Return the job itself, or its CPU program where this torch cannot trace for the job's device."""
     device = torch.device(job.device)
     if device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available()):
         return job, []
@@ -156,23 +152,22 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence
     resident = _resident(workload, traced)
     if job.mode is Mode.TRAIN:
         trained = _find_trained(parameters, repeats, traced.trained)
-        gradients = gradient_memory(
+        own, before_pass, before_update = gradient_memory(
             job.parallelism,
             gradient_bytes=storage_bytes(trained),
             bucket_bytes=workload.bucket_bytes,
             accumulated=traced.accumulated,
         )
         state_bytes, update = trace_update(workload, trained, fake_mode, probe_batch)
-        resident += [*gradients.resident, Buffer(label="optimizer states", size=Polynomial(state_bytes))]
+        resident += [*own, Buffer(label="optimizer states", size=Polynomial(state_bytes))]
         events = events | {
-            Phase.FORWARD: [*gradients.before_pass, *events[Phase.FORWARD]],
-            Phase.UPDATE: [*gradients.before_update, *update],
+            Phase.FORWARD: [*before_pass, *events[Phase.FORWARD]],
+            Phase.UPDATE: [*before_update, *update],
         }
     else:
         events = {Phase.FORWARD: events[Phase.FORWARD]}
     cost = _sum_costs(traced.costs, missing)
     compiler = f"torch {torch.__version__.split('+')[0]}"
-    num_blocks, block_share = _blocks(job, traced.costs, repeats, missing, cost)
     return CostModel(
         fingerprint=_fingerprint(job, compiler, traced.operators, parameters, repeats),
         num_parameters=sum(parameter.numel() for parameter in parameters),  # of shared ones all elements
@@ -187,8 +182,7 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence
         device_name=torch.cuda.get_device_name() if torch.device(job.device).type == "cuda" else "",
         compiler=compiler,
         notes=tuple(_notes(job, traced, len(workload.compiled_modules) if workload.is_compiled_by_block else 1)),
-        num_blocks=num_blocks,
-        block_share=block_share,
+        num_blocks=_count_blocks(job, repeats, missing),
     )
 
 
@@ -224,7 +218,6 @@ def _resident(workload: Workload, traced: TracedPass) -> list[Buffer]:
 
 
 def _blas_workspaces_bytes() -> int:
-    """Return the workspaces of the forward and of the backward thread."""
     properties = torch.cuda.get_device_properties()
     major, minor, *_ = torch.__version__.split(".")
     return 2 * blas_workspace_bytes(
@@ -290,7 +283,6 @@ def _sum_costs(costs: list[Cost], missing: Missing) -> Cost:
 
 
 def _times(cost: Cost, missing: Missing) -> float:
-    """Return how many blocks left out are like the block of a cost."""
     return sum(
         times
         for repeat, blocks in missing.items()
@@ -299,19 +291,13 @@ def _times(cost: Cost, missing: Missing) -> float:
     )
 
 
-def _blocks(job: Job, costs: list[Cost], repeats: list[Repeat], missing: Missing, total: Cost) -> tuple[int, float]:
-    """Return `num_blocks` and `block_share` of the cost model; 0 where no few blocks stand for all.
+def _count_blocks(job: Job, repeats: list[Repeat], missing: Missing) -> int:
+    """Return the length of each run of identical blocks; 0 where no few blocks stand for all, and if lengths differ.
 
     A budget of activations is one of the whole model: with few of its blocks the compiler recomputes others.
     """
     lengths = {repeat.copies for repeat in repeats}
-    full_flops = total.hardware_flops(1)
-    if len(lengths) != 1 or not missing or not full_flops or job.activation_memory_budget < 1.0:
-        return 0, 0.0
-    num_blocks = max(lengths)
-    owned = sum(cost.hardware_flops(1) for cost in costs if _times(cost, missing))
-    num_inner = max(len(blocks) for blocks in missing.values())
-    return num_blocks, num_blocks * owned / num_inner / full_flops
+    return lengths.pop() if len(lengths) == 1 and missing and job.activation_memory_budget == 1.0 else 0
 
 
 def _gradient_bytes(repeat: Repeat, trained: frozenset[int]) -> int:

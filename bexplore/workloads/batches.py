@@ -23,6 +23,9 @@ from bexplore.workloads.torch_private import tree_leaves, tree_map
 from bexplore.workloads.workload import Batch
 
 _SEED_STRIDE = 1_000_003  # a prime: the streams of adjacent seeds do not meet within a million samples
+_SMALL_SIZES = (2, 4)  # samples; even, since some models pair their samples
+_LARGER_SIZES = (16, 32)
+_PLAIN = (int, float, complex, str, bytes, type(None))  # leaves that hold no samples
 
 
 @contextlib.contextmanager
@@ -35,33 +38,20 @@ def seed_torch(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def random_tokens(num_samples: int, length: int, vocab_size: int, *, seed: int) -> torch.Tensor:
-    """Draw token ids, uniform in [0, vocab_size).
-
-    Returns:
-        (num_samples, length) int64, on the CPU.
-    """
+    """Draw (num_samples, length) token ids on the CPU, int64, uniform in [0, vocab_size)."""
     return torch.stack(
         [torch.randint(vocab_size, (length,), generator=_generator(seed, index)) for index in range(num_samples)]
     )
 
 
 def random_values(num_samples: int, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
-    """Draw values of mean 0 and variance 1, uniform in [-sqrt(3), sqrt(3)), as in a normalized image.
-
-    Returns:
-        (num_samples, *shape) float32, on the CPU.
-    """
+    """Draw (num_samples, *shape) float32 on the CPU, uniform in [-sqrt(3), sqrt(3)): of variance 1, as an image."""
     rows = [torch.rand(shape, generator=_generator(seed, index)) for index in range(num_samples)]
     return torch.stack(rows).sub_(0.5).mul_(2 * math.sqrt(3))
 
 
 def _generator(seed: int, index: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * _SEED_STRIDE + index)
-
-
-_SMALL_SIZES = (2, 4)  # samples; even, since some models pair their samples
-_LARGER_SIZES = (16, 32)
-_PLAIN = (int, float, complex, str, bytes, type(None))  # leaves that hold no samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +73,7 @@ class BatchLayout:
 
     @property
     def is_seen(self) -> bool:
-        """Return whether the number of samples of a batch can be seen."""
+        """Whether the number of samples of a batch can be seen."""
         return self.samples_of is not None or self.tensors is not None or any(self.rows)
 
     def check(self, batch: Batch, micro_batch_size: int) -> None:
@@ -118,10 +108,7 @@ def find_batch_layout(
 
     Args:
         make_batch: micro_batch_size -> batch, a pytree.
-        samples_of: The user's own count of samples; None for none.
-
-    Raises:
-        UserInputError: The batches do not grow as their size does, or the user's count does not.
+        samples_of: The user's own count of the samples of a batch; None for none.
     """
     layout = _compare_sizes(make_batch, _SMALL_SIZES, samples_of) or _compare_larger_sizes(make_batch, samples_of)
     if layout is not None:
@@ -138,7 +125,7 @@ def find_batch_layout(
 def _compare_larger_sizes(
     make_batch: Callable[[int], Batch], samples_of: Callable[[Batch], int] | None
 ) -> BatchLayout | None:
-    """Compare sizes at which a batch that is filled up to a multiple of 8 or 16 grows, too."""
+    """Compare sizes at which a batch that is padded to a multiple of 8 or 16 grows, too."""
     try:
         return _compare_sizes(make_batch, _LARGER_SIZES, samples_of)
     except Exception:  # of user code, at a size that may never be tried; the caller reports the small sizes
@@ -197,10 +184,10 @@ def _per_sample(small: int, large: int, sizes: tuple[int, int]) -> Fraction | No
 def _refuse_other_number(
     make_batch: Callable[[int], Batch], small: Sequence[torch.Tensor], large: Sequence[torch.Tensor]
 ) -> None:
-    """Raise where the rows of each tensor that grows differ from the samples by a constant, also at a third size.
+    """Raise if the rows of each growing tensor differ from the samples by a constant, at a third size too.
 
-    Where another tensor grows in another way, as packed tokens do, such rows may be the offsets of samples, which are
-    one more than the samples.
+    If another tensor grows otherwise, as packed tokens do, such rows may be the offsets of samples, one more
+    than these.
     """
     if all(a.shape == b.shape for a, b in zip(small, large, strict=True)):
         return
@@ -229,7 +216,6 @@ def _excess(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> int | None
 
 
 def _holds_objects(batch: Batch) -> bool:
-    """Return whether there are leaves in which samples may be hidden."""
     return any(not isinstance(leaf, (torch.Tensor, *_PLAIN)) for leaf in tree_leaves(batch))
 
 
@@ -264,24 +250,12 @@ class UserBatches:
     def of(
         cls, function: Callable[[int], Batch], samples_of: Callable[[Batch], int] | None, **fields: Any
     ) -> UserBatches:
-        """Find the layout of a user's batches.
-
-        Args:
-            function: micro_batch_size -> batch, a pytree.
-            samples_of: The user's own count of the samples of a batch; None for none.
-
-        Raises:
-            UserInputError: The batches do not grow as their size does.
-        """
+        """Make one with the layout that two batches show; arguments as in `find_batch_layout`."""
         batches = cls(function=function, **fields)
         return dataclasses.replace(batches, layout=find_batch_layout(batches.make_unchecked, samples_of=samples_of))
 
     def make(self, micro_batch_size: int) -> Batch:
-        """Make a batch of a number of samples, the same at each call.
-
-        Raises:
-            UnusableSizeError: The batch has another number of samples.
-        """
+        """Make a batch of a number of samples, the same at each call; UnusableSizeError if it has another number."""
         batch = self.make_unchecked(micro_batch_size)
         self.layout.check(batch, micro_batch_size)
         return batch

@@ -19,17 +19,18 @@ from torch.utils.flop_counter import flop_registry
 from bexplore.errors import require
 from bexplore.job import Job, Mode
 
+_SETTING = "explore.checkpointed_modules"
+# Fused attention of any device; torch's registry lacks that of the CPU.
+_ATTENTION = "_scaled_dot_product_"
+_COLLECTIVES = "_c10d_functional"
+
 
 def find_blocks(module: nn.Module, patterns: tuple[str, ...] = (), *, setting: str) -> list[nn.Module]:
     """Return the repeated blocks of a model, or those that the user names, in order.
 
     Args:
-        module: The model with its loss.
         patterns: Paths, `*` for any name; empty to take the members of the outermost lists whose class is there twice.
         setting: Key that takes the patterns, for errors.
-
-    Raises:
-        UserInputError: A pattern fits no module, or there is no such list.
     """
     if patterns:
         return [block for pattern in patterns for block in _find_named(module, pattern, setting)]
@@ -64,7 +65,6 @@ def _find_repeated(container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _find_named(module: nn.Module, pattern: str, setting: str) -> list[nn.Module]:
-    """Return the modules whose path, or whose path within the user's own model, fits a pattern."""
     own = {name: child for name, child in module.named_modules() if name}
     found = [
         child
@@ -81,18 +81,8 @@ def _find_named(module: nn.Module, pattern: str, setting: str) -> list[nn.Module
     return found
 
 
-_SETTING = "explore.checkpointed_modules"
-# Fused attention of any device; torch's registry lacks that of the CPU.
-_ATTENTION = "_scaled_dot_product_"
-_COLLECTIVES = "_c10d_functional"
-
-
 def checkpoint_blocks(job: Job, loss_module: nn.Module) -> None:
-    """Recompute the blocks of a model as the job says, in training.
-
-    Raises:
-        UserInputError: The model has no repeated blocks, or none of the names that are given.
-    """
+    """Recompute the blocks of a model as the job says, in training."""
     if job.activation_checkpointing == "none" or job.mode is not Mode.TRAIN:
         return
     is_selective = job.activation_checkpointing == "selective"

@@ -25,11 +25,8 @@ def build(job: Job) -> Workload:
     """Build the job on its device; the same job gives the same weights and the same samples.
 
     The job's settings of torch apply to the whole process, from before the user's own code is imported, as at the top
-    of a training script. The global random state is left as it was. Under `FakeTensorMode`, and with the device `meta`,
-    nothing is allocated.
-
-    Raises:
-        UserInputError: The job names something that does not exist; errors of the user's own code are not caught.
+    of a training script. The global random state is left as it was, and errors of the user's own code are not caught.
+    Under `FakeTensorMode`, and with the device `meta`, nothing is allocated.
     """
     if job.workload not in _BUILDERS:
         raise UserInputError(f"There is no workload named {job.workload!r}.", hint=suggestion(job.workload, _BUILDERS))
@@ -49,11 +46,7 @@ def set_torch(settings: TorchSettings) -> None:
 
 
 def check_device(name: str) -> torch.device:
-    """Read the name of a torch device.
-
-    Raises:
-        UserInputError: torch has no such device type.
-    """
+    """Read the name of a torch device."""
     try:
         return torch.device(name)
     except RuntimeError as error:

@@ -25,7 +25,16 @@ from bexplore.workloads.workload import Workload, assemble
 
 POSITION_EMBEDDINGS = ("learned", "fixed", "rotary", "alibi", "none")
 NORMS = ("layernorm", "rmsnorm")
-ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu", "silu", "tanh", "identity")
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": F.relu,
+    "squared_relu": lambda x: F.relu(x).square(),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "identity": lambda x: x,
+}
 GATED_ACTIVATIONS = {  # activation(gate(x)) * up(x): three matrices instead of two
     "swiglu": "silu",
     "geglu": "gelu",
@@ -98,11 +107,7 @@ class DecoderConfig:
 
     @classmethod
     def from_mapping(cls, model: Mapping[str, Any]) -> DecoderConfig:
-        """Read a configuration whose keys are the attributes; None means the default.
-
-        Raises:
-            UserInputError: A key is unknown, or the values contradict each other.
-        """
+        """Read a configuration whose keys are the attributes; None means the default."""
         check_keys(model, [field.name for field in dataclasses.fields(cls)], "The decoder")
         config = cls(**{key: value for key, value in model.items() if value is not None})
         config.check()
@@ -167,17 +172,6 @@ def _check_value(name: str, declared: Any, value: Any) -> None:
         require("dropout" not in name or value < 1, f"{name} is {value!r}.", f"Set {name} below 1.")
 
 
-_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "relu": F.relu,
-    "squared_relu": lambda x: F.relu(x).square(),
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "identity": lambda x: x,
-}
-
 # Source: Megatron-LM (arXiv 1909.08053), section 3. A rank's rows of the fused query, key and value are those of its
 # own heads, as a checkpoint for tensor parallelism stores them. Embeddings, norms and output are whole on each rank.
 TENSOR_PLAN = {
@@ -193,9 +187,6 @@ def build_decoder(job: Job) -> Workload:
     """Build the decoder of `job.model` on the job's device, with uniform random tokens.
 
     The sequence length is the job's; without one, the longest that the model takes.
-
-    Raises:
-        UserInputError: The model's settings are wrong, or the sequence is too long for them.
     """
     config = DecoderConfig.from_mapping(job.model)
     length = job.sequence_length or config.max_position_embeddings
@@ -232,29 +223,21 @@ class DecoderLoss(nn.Module):
     """Next-token cross entropy of a `Decoder`, in float32."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Make the layers; `init_weights` fills them."""
         super().__init__()
         self.decoder = Decoder(config)
 
     def forward(self, input_ids: torch.Tensor, target_ids: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss over all tokens.
+        """Return the mean loss over all tokens, scalar float32.
 
         Args:
             input_ids: (samples, tokens) int64.
             target_ids: (samples, tokens) int64, the token after each input.
-
-        Returns:
-            Scalar float32.
         """
         logits = self.decoder(input_ids)
         return F.cross_entropy(logits.flatten(0, 1).float(), target_ids.flatten())
 
     def share_heads(self, num_ranks: int) -> None:
-        """Let attention compute one of so many equal parts of its heads; its matrices are shared by `TENSOR_PLAN`.
-
-        Raises:
-            UserInputError: The ranks cannot share the heads equally.
-        """
+        """Let attention compute one of so many equal parts of its heads; its matrices are shared by `TENSOR_PLAN`."""
         if num_ranks == 1:
             return
         config = self.decoder.config
@@ -363,7 +346,7 @@ class _FeedForward(nn.Module):
         super().__init__()
         bias = config.use_bias if config.feed_forward_bias is None else config.feed_forward_bias
         self.gated = config.activation in GATED_ACTIVATIONS
-        self.activation = _FUNCTIONS[GATED_ACTIVATIONS.get(config.activation, config.activation)]
+        self.activation = ACTIVATIONS[GATED_ACTIVATIONS.get(config.activation, config.activation)]
         width = config.feed_forward_width
         self.up = _Linear(config.hidden_size, width, bias=bias)
         self.gate = _Linear(config.hidden_size, width, bias=bias) if self.gated else None

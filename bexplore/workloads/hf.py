@@ -34,25 +34,25 @@ _DEFAULT_LOSS = "ForCausalLM"
 HostBatch = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_TEXT_KEYS = ("sequence_length", "attention_mask")
+
+
+@dataclass(frozen=True, slots=True)
 class _Task:
-    """Class of a task's models in the library, and the samples of the task."""
+    """Class of a task's models in the library, the samples of the task, and the keys of `job.data` that it takes."""
 
     auto_class: str
     make_samples: Callable[[Job, Any, int], HostBatch]
-    data_keys: tuple[str, ...]
+    data_keys: tuple[str, ...] = _TEXT_KEYS
 
 
 def build_transformers(job: Job) -> Workload:
-    """Build `{"task", "model_type", "config", "freeze"}` of `job.model`.
+    """Build `{"task", "model_type", "config", "freeze"}` of `job.model`, with the model's own loss.
 
     `task` is a key of `TASKS`; `model_type` and `config` are those of the library (`gpt2`, `{"n_layer": 2}`);
     `freeze` lists regular expressions of the names of parameters that are not trained.
     `job.data` may hold `sequence_length` and `target_length` (tokens), `image_size` (pixels) and `attention_mask`
-    (true: give the model a mask of ones, as a padding collator would). The loss is the model's own.
-
-    Raises:
-        UserInputError: The library is missing, or has no such model, or the settings are wrong.
+    (true: give the model a mask of ones, as a padding collator would).
     """
     check_keys(job.model, ("task", "model_type", "config", "freeze"), "A transformers model")
     task_name = job.model.get("task", "causal_lm")
@@ -105,9 +105,6 @@ def _tensor_plan(model: Any, degree: int) -> dict[str, str] | None:
     """Return the library's own plan for the layers of a model, by their names in the loss module; None for none.
 
     What it shares otherwise than by columns or rows (an output that is gathered) stays whole on each rank.
-
-    Raises:
-        UserInputError: The ranks cannot share the model's heads equally.
     """
     plan = getattr(model.config, "base_model_tp_plan", None)
     if degree == 1 or not plan:
@@ -149,7 +146,6 @@ def _import_library() -> ModuleType:
 
 
 def _build_model(job: Job, task_name: str) -> Any:
-    """Build a model of the library on the job's device, with random weights."""
     model_type, settings = job.model.get("model_type"), dict(job.model.get("config") or {})
     library = _import_library()
     from huggingface_hub.errors import StrictDataclassError  # comes with the optional extra
@@ -192,7 +188,6 @@ def _nearest(value: str, known: Any) -> str | None:
 
 
 def _complete(config: Any) -> None:
-    """Set values that training needs and the library leaves open."""
     config.use_cache = False
     if getattr(config, "problem_type", None) is None:
         config.problem_type = "single_label_classification"  # else the first forward pass sets it, and recompiles
@@ -228,7 +223,6 @@ def _masked_samples(job: Job, config: Any, count: int) -> HostBatch:
 
 
 def _pretraining_samples(job: Job, config: Any, count: int) -> HostBatch:
-    """Return masked tokens, and whether the second segment follows the first."""
     follows = random_tokens(count, 1, 2, seed=job.seed + 1).squeeze(1)
     return _masked_samples(job, config, count) | {"next_sentence_label": follows}
 
@@ -298,24 +292,13 @@ def _tokens(job: Job, config: Any, count: int) -> torch.Tensor:
     return random_tokens(count, positive_int(length, "sequence_length"), text_config.vocab_size, seed=job.seed)
 
 
-_TEXT_KEYS = ("sequence_length", "attention_mask")
 TASKS = {
-    "causal_lm": _Task(auto_class="AutoModelForCausalLM", make_samples=_causal_samples, data_keys=_TEXT_KEYS),
-    "masked_lm": _Task(auto_class="AutoModelForMaskedLM", make_samples=_masked_samples, data_keys=_TEXT_KEYS),
-    "seq2seq_lm": _Task(
-        auto_class="AutoModelForSeq2SeqLM", make_samples=_seq2seq_samples, data_keys=(*_TEXT_KEYS, "target_length")
-    ),
-    "pretraining": _Task(auto_class="AutoModelForPreTraining", make_samples=_pretraining_samples, data_keys=_TEXT_KEYS),
-    "sequence_classification": _Task(
-        auto_class="AutoModelForSequenceClassification", make_samples=_sequence_samples, data_keys=_TEXT_KEYS
-    ),
-    "token_classification": _Task(
-        auto_class="AutoModelForTokenClassification", make_samples=_labelled_token_samples, data_keys=_TEXT_KEYS
-    ),
-    "image_text_to_text": _Task(
-        auto_class="AutoModelForImageTextToText", make_samples=_image_text_samples, data_keys=_TEXT_KEYS
-    ),
-    "image_classification": _Task(
-        auto_class="AutoModelForImageClassification", make_samples=_image_samples, data_keys=("image_size",)
-    ),
+    "causal_lm": _Task("AutoModelForCausalLM", _causal_samples),
+    "masked_lm": _Task("AutoModelForMaskedLM", _masked_samples),
+    "seq2seq_lm": _Task("AutoModelForSeq2SeqLM", _seq2seq_samples, (*_TEXT_KEYS, "target_length")),
+    "pretraining": _Task("AutoModelForPreTraining", _pretraining_samples),
+    "sequence_classification": _Task("AutoModelForSequenceClassification", _sequence_samples),
+    "token_classification": _Task("AutoModelForTokenClassification", _labelled_token_samples),
+    "image_text_to_text": _Task("AutoModelForImageTextToText", _image_text_samples),
+    "image_classification": _Task("AutoModelForImageClassification", _image_samples, ("image_size",)),
 }

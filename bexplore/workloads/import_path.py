@@ -15,15 +15,12 @@ _SECTION = "explore.workload"  # section of the configuration with the paths
 
 
 def load_callable(path: Any, *, setting: str, import_root: str | None = None) -> Callable[..., Any]:
-    """Import the callable that a path names.
+    """Import the callable that a path names; errors of the imported module are not caught.
 
     Args:
         path: `package.module:name`, where the name may have dots of its own.
         setting: Name of the setting in the configuration, for messages.
         import_root: Folder put first on the import path, where it stays for later imports.
-
-    Raises:
-        UserInputError: The path is wrong; errors of the imported module are not caught.
     """
     module_name, colon, attribute = path.partition(":") if isinstance(path, str) else ("", "", "")
     require(
@@ -68,11 +65,8 @@ def load_callables(
 
     Args:
         paths: Import path of each, by the name of its setting.
-        arguments: Keyword arguments of all callables together.
+        arguments: Keyword arguments of all callables together; each must be taken by one.
         import_root: Folder put first on the import path.
-
-    Raises:
-        UserInputError: A path is wrong, or no callable takes an argument.
     """
     functions = {
         name: load_callable(path, setting=f"{_SECTION}.{name}", import_root=import_root) for name, path in paths.items()
@@ -120,7 +114,6 @@ def check_calls(callables: Mapping[str, UserCallable]) -> None:
 
 
 def _find_taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[str]:
-    """Return the names of the arguments that a callable takes by keyword."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # some functions written in C have none

@@ -47,9 +47,6 @@ def build_imported(job: Job) -> Workload:
     Where the lengths of the job's samples vary, `batch` takes the length of the batch as a keyword argument.
 
     Random numbers of torch are seeded before the model is made and before each batch.
-
-    Raises:
-        UserInputError: A path, or the object that it names, cannot be used.
     """
     if "step" in job.model:
         return _build_step(job)
@@ -81,11 +78,7 @@ def build_imported(job: Job) -> Workload:
 
 
 def _make_longest(job: Job, function: Callable[..., Batch]) -> UserCallable:
-    """Return a maker of batches that makes the longest ones, where the lengths of samples vary.
-
-    Raises:
-        UserInputError: It takes no length.
-    """
+    """Return a maker of the longest batches, if the lengths of samples vary."""
     own = function if isinstance(function, UserCallable) else UserCallable(path="make_batch", function=function)
     if job.lengths is None:
         return own
@@ -100,7 +93,6 @@ def _make_longest(job: Job, function: Callable[..., Batch]) -> UserCallable:
 
 
 def _make_of_length(job: Job, batches: UserBatches, micro_batch_size: int, length: int) -> Batch:
-    """Make a batch whose rows have a length, with the maker of the longest ones."""
     longest = batches.function
     assert job.lengths is not None and isinstance(longest, UserCallable)
     function = dataclasses.replace(longest, arguments={**longest.arguments, job.lengths.argument: length})
@@ -111,7 +103,6 @@ class ImportedLoss(nn.Module):
     """A user's model and loss as one module, so that one compilation covers both."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., Any] | None) -> None:
-        """Decide once, from signatures, how the model is called."""
         super().__init__()
         self.model = model
         self.loss = loss
@@ -177,7 +168,6 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 
 
 def _find_loss(output: Any) -> torch.Tensor | None:
-    """Return the loss that the model computed itself, if it did."""
     if isinstance(output, torch.Tensor):
         return output if output.dim() == 0 else None
     if isinstance(output, Mapping) and "loss" in output:
@@ -218,9 +208,6 @@ def _build_step(job: Job) -> Workload:
     `explore.parallelism`, and shares its work itself. `batch`, optional, is a path that makes the batches instead of
     the step's own `make_batch`; `loader` and `samples_of` are as in `build_imported`. Each callable gets those of
     `arguments` that its signature names. The step itself has precision, recomputation, optimizers and clipping.
-
-    Raises:
-        UserInputError: The path, or its object, cannot be used; or the job sets what the step has.
     """
     check_keys(job.model, (*_STEP_PATHS, "arguments"), "An imported step")
     _check_step_settings(job)
@@ -259,7 +246,6 @@ def _build_step(job: Job) -> Workload:
 
 
 def _mesh(job: Job) -> dict[str, Any]:
-    """Return the mesh of the job's ranks as an argument of the user's builder."""
     from bexplore.workloads.parallel import make_mesh  # a second of imports, which one device does without
 
     return {"mesh": make_mesh(job)}

@@ -45,11 +45,7 @@ def time_loader(job: Job, micro_batch_size: int) -> LoaderSpeed:
     """Time the loader of `job.model["loader"]`, a path: micro_batch_size -> an iterable of batches.
 
     A loader with worker processes fills its queue in waves of one batch a worker; the first wave includes their start
-    and is left out. A loader that ends is started again, as in the next epoch.
-
-    Raises:
-        UserInputError: The path, or its object, cannot be used.
-        Exception: Any error of the user's loader.
+    and is left out. A loader that ends is started again, as in the next epoch. Its errors are not caught.
     """
     with seed_torch(job.seed, torch.device("cpu")):
         return _time_batches(_make_loader(job, micro_batch_size), micro_batch_size)
@@ -110,7 +106,6 @@ def _epochs(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def _num_samples(batch: Any) -> int:
-    """Return the samples of a batch, by the first dimension of its first tensor."""
     tensors = [leaf for leaf in tensor_leaves(batch) if leaf.dim() > 0]
     require(
         bool(tensors),
@@ -124,7 +119,7 @@ _REPORT_EVERY = 100  # samples
 
 
 def read_lengths(job: Job, num_samples: int, report: Callable[[int], None]) -> list[int]:
-    """Return lengths of samples that the loader of `job.model["loader"]` gives.
+    """Return lengths of samples that the loader of `job.model["loader"]` gives; its errors are not caught.
 
     A data set that has `lengths`, one a sample, is not read: its loader's `dataset.lengths` is the answer. Otherwise
     the loader is asked for batches of one sample, and nothing of them is kept. The length of a sample is the sum of
@@ -134,10 +129,6 @@ def read_lengths(job: Job, num_samples: int, report: Callable[[int], None]) -> l
         job: With an import path of its loader.
         num_samples: The most that are read.
         report: Called with the number of samples that were read.
-
-    Raises:
-        UserInputError: The loader gives no samples with a length.
-        Exception: Any error of the user's loader.
     """
     with seed_torch(job.seed, torch.device("cpu")):
         loader = _make_loader(job, 1)

@@ -27,9 +27,6 @@ def build_optimizer(
         name: Name of a class of `torch.optim`, such as `AdamW`.
         arguments: Its keyword arguments; `fused`, `foreach` and `capturable` are left to the user.
         parameters: All parameters of the model; frozen ones are left out.
-
-    Raises:
-        UserInputError: The name or an argument is wrong, or nothing can be trained.
     """
     optimizer_class = _find_class(name)
     _check_argument_names(optimizer_class, arguments)
@@ -81,7 +78,7 @@ def list_optimizer_names() -> list[str]:
 
 
 def name_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[str]:
-    """Name the classes of optimizers as they are imported, each once."""
+    """Return the import names of the classes of optimizers, each once."""
     return list(dict.fromkeys(map(_name, optimizers)))
 
 

@@ -50,17 +50,13 @@ class ParallelModel:
 
     loss_module: nn.Module
     compiled_modules: list[nn.Module]
-    synchronize: Callable[[bool], AbstractContextManager[object]]
+    synchronize: Callable[[bool], AbstractContextManager[object]] = contextlib.nullcontext
     bucket_bytes: int = 0
     is_compiled_by_block: bool = False
 
 
 def make_mesh(job: Job) -> DeviceMesh:
-    """Return the mesh of a job's ranks; without a process group, as the first rank of one that is not there.
-
-    Raises:
-        UserInputError: The process group has another number of ranks than the job.
-    """
+    """Return the mesh of a job's ranks; without a process group, as the first rank of one that is not there."""
     shared = job.parallelism
     degrees = {
         REPLICATE: shared.data_parallel_replicate_degree,
@@ -103,15 +99,11 @@ def is_alone() -> bool:
 
 
 def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None) -> ParallelModel:
-    """Share the work of a loss module over the ranks of its job; before its optimizer is made.
+    """Share the work of a loss module over the ranks of its job, before its optimizer is made.
 
     Args:
-        job: Parallelism and device.
         loss_module: Whole, with its parameters on the device.
-        tensor_plan: How its linear layers are shared by tensor parallelism; None where that is not known.
-
-    Raises:
-        UserInputError: The model cannot be shared so: it has no blocks, or no plan, or too few heads.
+        tensor_plan: How tensor parallelism shares its linear layers; None if unknown.
     """
     shared = job.parallelism
     mesh = make_mesh(job)
@@ -124,7 +116,6 @@ def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None
         return ParallelModel(
             loss_module=loss_module,
             compiled_modules=blocks,
-            synchronize=contextlib.nullcontext,
             is_compiled_by_block=True,
         )
     _shard(loss_module, blocks, mesh, shared)
@@ -168,7 +159,6 @@ def _replicate(loss_module: nn.Module, mesh: DeviceMesh, shared: Parallelism) ->
         return ParallelModel(
             loss_module=loss_module,
             compiled_modules=[loss_module],
-            synchronize=contextlib.nullcontext,
             bucket_bytes=bucket_bytes if trained else 0,
         )
     wrapped = DistributedDataParallel(

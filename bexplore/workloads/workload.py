@@ -72,11 +72,7 @@ class Workload:
 
 
 def check_precision(job: Job) -> None:
-    """Refuse a precision that the device lacks, or that the ranks cannot share.
-
-    Raises:
-        UserInputError: The precision is float16, on a device without it or of matrices that ranks share.
-    """
+    """Refuse a precision that the device lacks, or that the ranks cannot share."""
     require(
         job.precision is not Precision.AUTOCAST_FLOAT16 or torch.device(job.device).type == "cuda",
         f"Precision {job.precision.value} needs a CUDA device, and the device is {job.device!r}.",
@@ -101,15 +97,11 @@ def assemble(
     """Make the workload of a loss module, whose parameters are on the job's device.
 
     Args:
-        job: Mode, precision, recomputation, parallelism, optimizer and clipping.
         loss_module: `loss_module(*batch)` gives the scalar loss.
         make_batch: micro_batch_size -> a tuple of the loss module's arguments, on the job's device.
-        batch_dimensions: Dimension of the sample for each tensor leaf of a batch, as in `Workload`.
-        make_batch_of_length: As in `Workload`; taken where the lengths of the job's samples vary.
-        tensor_plan: How ranks share its linear layers: see `parallel.TensorPlan`; None where that is not known.
-
-    Raises:
-        UserInputError: The optimizer or its arguments are wrong, or the ranks of the job cannot share the model.
+        batch_dimensions: Dimension of the sample for each tensor leaf of a batch.
+        make_batch_of_length: (micro_batch_size, length) -> a batch; taken if the lengths of the job's samples vary.
+        tensor_plan: How ranks share its linear layers, a `parallel.TensorPlan`; None if unknown.
     """
     with _conversion.get()(loss_module):
         workload = _assemble(job, loss_module, make_batch, tensor_plan)
@@ -191,13 +183,7 @@ class _Halves:
         self._scaler = torch.amp.GradScaler(self._device_type, init_scale=_INITIAL_SCALE) if scales else None
 
     def forward_backward(self, batch: Batch, loss_scale: float = 1.0, *, synchronize: bool = True) -> torch.Tensor:
-        """Add `loss_scale` times the gradients to `.grad` (not in evaluation), and return the detached loss.
-
-        Args:
-            batch: Arguments of the loss module.
-            loss_scale: Factor of the loss that is differentiated.
-            synchronize: Whether replicas reduce their gradients.
-        """
+        """Add `loss_scale` times the gradients to `.grad` (not in evaluation), and return the detached loss."""
         with self._synchronize(synchronize):
             # no_grad rather than inference_mode: both compile to the same program, and the batch stays an ordinary
             # tensor
@@ -211,7 +197,6 @@ class _Halves:
         return loss.detach()
 
     def update(self) -> None:
-        """Clip, step and clear the gradients; nothing in evaluation."""
         if self._optimizer is None:
             return
         if self._max_gradient_norm is not None:

@@ -47,12 +47,7 @@ def reason_against() -> str:
 
 
 def stand_in(properties: GpuProperties) -> None:
-    """Make this process see a CUDA device of these properties, before it imports torch.
-
-    Raises:
-        TraceError: There is no C++ compiler, or torch is imported already.
-        ImportError: Triton is not installed.
-    """
+    """Make this process see a CUDA device of these properties, before it imports torch."""
     library = load_hooks()
     from bexplore.trace.absent_gpu import device  # it imports torch, which reads the hooks only then
 
@@ -65,9 +60,6 @@ def load_hooks() -> ctypes.CDLL:
 
     Returns:
         The library, whose `register_absent_device_guard` is to be called once PyTorch is imported.
-
-    Raises:
-        TraceError: PyTorch is imported already, or the library cannot be built.
     """
     if "torch" in sys.modules:
         raise TraceError("A CUDA device that is absent can be stood in for only before torch is imported.")
@@ -86,7 +78,6 @@ def _torch_folder() -> Path:
 
 
 def _build_once(torch_folder: Path) -> Path:
-    """Return the library for this version of PyTorch, after building it where no earlier run did."""
     digest = hashlib.sha256(_SOURCE.read_bytes() + version("torch").encode() + bytes(torch_folder)).hexdigest()[:16]
     library = cache_folder("absent_gpu") / f"guard-{digest}.so"
     if not library.exists():

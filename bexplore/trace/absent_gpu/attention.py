@@ -39,15 +39,7 @@ class AttentionBackend(StrEnum):
 class Attention:
     """One call of `torch.nn.functional.scaled_dot_product_attention`.
 
-    Attributes:
-        query: (batch, heads, length, head size).
-        key: (batch, heads, length, head size).
-        value: (batch, heads, length, head size).
-        mask: Added to the scores, or booleans; None for none.
-        dropout: Probability with which a score is dropped.
-        is_causal: Whether later keys are masked.
-        scale: Factor of the scores; None for 1 / sqrt(head size).
-        enable_gqa: Whether several heads of the query share one of the key.
+    Tensors are (batch, heads, length, head size); without a scale, scores are divided by sqrt(head size).
     """
 
     query: Tensor
@@ -155,11 +147,7 @@ def _suits_efficient(call: Attention, capability: Capability) -> bool:
 
 
 def route_attention(capability: Capability) -> torch.library.Library:
-    """Let attention on a CUDA device take the kernel that a device of this capability takes.
-
-    Returns:
-        The registration, which lasts as long as this object.
-    """
+    """Let attention on a CUDA device take the kernel of that capability, as long as the registration lives."""
     registration = torch.library.Library("aten", "IMPL")
 
     def attention(

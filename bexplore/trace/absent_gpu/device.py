@@ -20,11 +20,7 @@ _WITH_CUDA_KERNEL = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
 
 def _keep_operators() -> torch.library.Library:
-    """Let operators stay whole that have a kernel in the CUDA build.
-
-    Returns:
-        The registration, which lasts as long as this object.
-    """
+    """Let operators stay whole that have a kernel in the CUDA build, as long as the registration lives."""
     registration = torch.library.Library("aten", "IMPL")
     for name in _WITH_CUDA_KERNEL:
         registration.impl(name, _compute_nothing, "CUDA")
@@ -35,49 +31,41 @@ def _compute_nothing(*_arguments: Any) -> torch.Tensor:
     raise NotImplementedError("an absent device computes nothing")
 
 
+def _do_nothing(*_arguments: Any) -> None:
+    """Order no work: there is none. `fully_shard` gathers and reduces on streams of its own; which buffer is kept
+    until when is decided by its code alone. Source: `FSDPCommContext` in torch/distributed/fsdp/_fully_shard/
+    _fsdp_param_group.py.
+    """
+
+
 class Event:
-    """A point of a stream, which is always past."""
+    """A CUDA event that has always completed, with the options of `torch.cuda.Event`."""
+
+    record = wait = synchronize = _do_nothing
 
     def __init__(self, **_options: Any) -> None:
-        """Make an event with the options of `torch.cuda.Event`."""
-
-    def record(self, stream: Stream | None = None) -> None:
-        """Do nothing."""
-
-    def wait(self, stream: Stream | None = None) -> None:
-        """Do nothing."""
+        pass
 
     def query(self) -> bool:
         """Return that all work before it is done."""
         return True
 
-    def synchronize(self) -> None:
-        """Do nothing."""
-
 
 class Stream:
-    """A queue of work, which is always empty."""
+    """A queue of work, which is always empty, with the options of `torch.cuda.Stream`."""
+
+    wait_event = wait_stream = synchronize = _do_nothing
 
     def __init__(self, device: Any = None, priority: int = 0, **_options: Any) -> None:
-        """Make a stream with the options of `torch.cuda.Stream`."""
         self.priority = priority
 
     def record_event(self, event: Event | None = None) -> Event:
         """Return an event of this stream."""
         return Event() if event is None else event
 
-    def wait_event(self, event: Event) -> None:
-        """Do nothing."""
-
-    def wait_stream(self, stream: Stream) -> None:
-        """Do nothing."""
-
     def query(self) -> bool:
         """Return that all work is done."""
         return True
-
-    def synchronize(self) -> None:
-        """Do nothing."""
 
 
 _current = [Stream()]
@@ -132,7 +120,6 @@ def install(properties: GpuProperties) -> None:
 
 
 def _replace_torch_cuda(properties: GpuProperties) -> None:
-    """Replace the functions of `torch.cuda` that look for a device."""
     known = types.SimpleNamespace(**properties.as_torch())
     replacements: dict[str, Any] = {
         "is_available": lambda: True,

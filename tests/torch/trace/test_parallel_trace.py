@@ -241,11 +241,11 @@ def test_a_model_of_blocks_alone_and_of_odd_sizes_is_traced(num_ranks):
 def test_gradients_in_buckets_are_beside_those_that_a_pass_without_reduction_has_left():
     views = Parallelism(data_parallel_replicate_degree=4, gradient_as_bucket_view=True)
     sizes = {"gradient_bytes": 8, "bucket_bytes": 8, "accumulated": Polynomial(8)}
-    every = gradient_memory(dataclasses.replace(views, gradient_sync="every"), **sizes)
-    last = gradient_memory(views, **sizes)
-    assert every.before_pass == ()
-    assert [event.size(1) for event in last.before_pass] == [8]
-    assert last.resident == every.resident
+    resident, before_pass, _ = gradient_memory(dataclasses.replace(views, gradient_sync="every"), **sizes)
+    resident_of_last, before_last, _ = gradient_memory(views, **sizes)
+    assert before_pass == []
+    assert [event.size(1) for event in before_last] == [8]
+    assert resident_of_last == resident
 
 
 def test_a_deep_model_that_ranks_shard_is_traced_at_full_depth():

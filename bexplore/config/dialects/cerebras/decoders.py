@@ -127,7 +127,6 @@ def read_decoder(model: Section, data: Section) -> dict[str, Any]:
 
 
 def _is_decoder(model: Section) -> bool:
-    """Return whether the section describes a built-in model; note it if not."""
     values, name = model.values, model.values.get("name")
     lowered = str(name).lower()
     foreign = sorted(_OTHER_ARCHITECTURES.intersection(values))
@@ -183,7 +182,6 @@ def _heads(model: Section, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _positions(model: Section, fields: dict[str, Any]) -> dict[str, Any]:
-    """Read how positions enter, and the rotary numbers."""
     kind = word("position_embedding_type", "learned", _POSITIONS)(model)
     if not flag("use_position_embedding", True)(model):
         kind = "none"
@@ -200,7 +198,6 @@ def _positions(model: Section, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sequence_length(model: Section, data: Section) -> int | None:
-    """Read the tokens of a sample: of the data section, else of the model section."""
     places = ((data, "max_sequence_length"), (data, "sequence_length"))
     for section, key in (*places, (model, "max_sequence_length"), (model, "max_position_embeddings")):
         if section.values.get(key) is not None:

@@ -130,7 +130,6 @@ def _first_trainer(problems: Problems) -> KeyPath:
 
 
 def _dataloader(problems: Problems, root: KeyPath, side: Mode) -> KeyPath | None:
-    """Return the first data section of a side; None where it has none."""
     for tail in _DATALOADERS[side]:
         path: KeyPath = (*root, *tail)
         if isinstance(problems.document.get(path), list):
@@ -177,7 +176,6 @@ def _size_key(problems: Problems, data: KeyPath) -> str:
 
 
 def _callback_near_misses(listed: Any, callbacks: KeyPath) -> dict[KeyPath, tuple[str, ...]]:
-    """Return the keys whose misspellings are reported, for the callbacks and their flags."""
     scopes = tuple(dict.fromkeys(scope for names in _SCOPES.values() for scope in names))
     checked: dict[KeyPath, tuple[str, ...]] = {}
     for index, callback in enumerate(listed if isinstance(listed, list) else []):

@@ -140,7 +140,6 @@ def _job(
 
 
 def _described(layout: Layout, problems: Problems, data_path: KeyPath) -> dict[str, Any]:
-    """Return the fields of `Job` that the model section decides."""
     model = Section(problems, layout.model)
     architecture = _architecture(model.values)
     read = decoders.read_decoder if architecture is None else architecture.read
@@ -179,13 +178,10 @@ def _precision(layout: Layout, problems: Problems) -> Precision:
 
 
 def _read_max_steps(problems: Problems, loop: KeyPath) -> int | None:
-    """Return the steps of a training from its beginning; None where the file does not give a number.
+    """Return the steps of a training from its beginning; None if the file does not give a number.
 
     `num_steps` goes before the others; of `max_steps` and of `num_epochs` with `steps_per_epoch`, what ends it first.
     A wrong number is a warning: it decides nothing but how long a search is worth its while.
-
-    Args:
-        problems: Of the file; receives the warnings.
     """
     num_steps, max_steps, num_epochs, steps_per_epoch = (_read_count(problems, (*loop, key)) for key in STEP_KEYS)
     if num_steps is not None:

@@ -81,7 +81,6 @@ def read_max_gradient_norm(problems: Problems, layout: Layout) -> dict[str, Any]
 
 
 def _written_name(section: Mapping[str, Any], path: KeyPath) -> tuple[str | None, KeyPath]:
-    """Return the name as written, and where the arguments stand."""
     if section.get("optimizer_type") is not None:
         return str(section["optimizer_type"]), path
     for name, values in section.items():
@@ -93,7 +92,6 @@ def _written_name(section: Mapping[str, Any], path: KeyPath) -> tuple[str | None
 
 
 def _class_name(problems: Problems, written: str, path: KeyPath) -> str:
-    """Return the class of torch.optim, or the nearest one with a warning."""
     lowered = written.lower()
     if lowered in _NEAREST:
         name, why = _NEAREST[lowered]
@@ -107,7 +105,6 @@ def _class_name(problems: Problems, written: str, path: KeyPath) -> str:
 
 
 def _is_right(problems: Problems, path: KeyPath, argument: str, value: Any) -> bool:
-    """Return whether a value has the kind that the argument takes; note it if not."""
     if argument in _PAIRS:
         kind, is_right = "two numbers", isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
     elif argument in _FLAGS:

@@ -41,7 +41,6 @@ def read_request(problems: Problems, path: KeyPath) -> Request:
 
 
 def _form_hint(value: Any) -> str:
-    """Return what to type instead of a micro_batch_size that has none of the forms."""
     if isinstance(value, str):
         bare = value.strip()
         if bare.isdecimal() and len(bare) < 10 and int(bare) > 0:
@@ -147,7 +146,6 @@ def check_tokens(problems: Problems, request: Request, batch_path: KeyPath, sett
 
 
 def _check_missing_batch(problems: Problems, request: Request, path: KeyPath, settings: ExploreSettings) -> None:
-    """Note a missing batch size where sizes are cut from it."""
     explores = request.kind is RequestKind.EXPLORE
     if request.kind is RequestKind.AUTO:
         what = "auto needs" if request.position is not None else "an absent micro_batch_size means auto, which needs"
