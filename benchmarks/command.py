@@ -32,7 +32,8 @@ import psutil
 from benchmarks.command_jobs.table import FOLDER, JOBS, CommandJob
 from bexplore.command.probe_folder import TRACKERS_OFF
 from bexplore.command.processes import Start
-from bexplore.command.runner import WARMUP_STEPS, CommandRunner, CommandSettings
+from bexplore.command.runner import CommandRunner, CommandSettings
+from bexplore.command.timing import WARMUP_STEPS
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import BexploreError

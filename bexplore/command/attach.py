@@ -32,11 +32,7 @@ _PYTHON_S = 60.0  # for a Python to start. Source: far above the seconds of a co
 
 
 def site_packages(python: str) -> Path:
-    """Return the folder in which a Python looks for `.pth` files.
-
-    Raises:
-        UserInputError: It cannot be run, or is no Python.
-    """
+    """Return the folder in which a Python looks for `.pth` files."""
     lines = _run(python, _SITE).splitlines()
     folder = Path(lines[-1]) if lines else Path()
     if not folder.is_absolute():
@@ -88,11 +84,7 @@ _NAME_IT = "name the Python that trains: `python=/opt/training/bin/python`"
 
 
 def _run(python: str, program: str, **variables: str) -> str:
-    """Return what a Python writes that ignores its environment, as the training's does.
-
-    Raises:
-        UserInputError: It cannot be run.
-    """
+    """Return what a Python writes that ignores its environment, as the training's does."""
     command, environment = [python, "-I", "-c", program], os.environ | variables
     try:
         return subprocess.run(

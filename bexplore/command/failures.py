@@ -65,7 +65,7 @@ KILLED_BY_KERNEL = CommandFailure(
 )
 
 
-def of_errors(errors: Sequence[Mapping[str, Any]]) -> CommandFailure | None:
+def find_reported_failure(errors: Sequence[Mapping[str, Any]]) -> CommandFailure | None:
     """Return the failure that the reported errors show: the earliest, unless one is a refusal of memory.
 
     Ranks that lost their connection to the first one report later. A refusal of memory counts even where the program
@@ -94,7 +94,7 @@ def of_errors(errors: Sequence[Mapping[str, Any]]) -> CommandFailure | None:
     )
 
 
-def of_lost(log: str, reports: Reports) -> CommandFailure | None:
+def find_lost_rank(log: str, reports: Reports) -> CommandFailure | None:
     """Return the failure of a rank that ended without an error of its own; None where some rank reported one.
 
     The other ranks report the connection that they lose, and the launcher that a rank of it failed.
@@ -115,7 +115,7 @@ def of_lost(log: str, reports: Reports) -> CommandFailure | None:
     return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log, ended_by=ended_by)
 
 
-def of_end(
+def describe_end(
     return_code: int | None, log: str, reports: Reports, *, killed_by_kernel: bool, lost_pid: int | None
 ) -> CommandFailure:
     """Return the failure of a start whose processes reported no error.

@@ -1,19 +1,22 @@
-"""The processes of one start: begun below a reaper of their own, found by their ancestor and by a mark, all ended."""
+"""The processes of one start: begun below a reaper of their own, found and all ended; and the devices that they use."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bexplore.host import process_tree
 from bexplore.host.process_tree import PROBE_MARK, ProcessTree, find_ancestors, list_pids, read_file
 from bexplore.host.secret_values import hidden
+from bexplore.units import format_bytes
 
 LOG = "log.txt"  # of the folder of a start: what the training prints
 # A module of torch's core that every process with torch has mapped.
@@ -22,6 +25,14 @@ _TORCH = "libtorch_python"
 # their PYTHONPATH, without the observer's. Source: python_subprocess_env of torch/_inductor/utils.py.
 _COMPILERS = "/torch/_inductor/"
 _REAPER_S = 5.0  # that a reaper gets to end once all that it cares for has. Source: as of `process_tree.LIMITS_S`
+TOOL = "nvidia-smi"
+QUERY_LIMIT_S = 5.0
+LOOK_PERIOD_S = 5.0  # a query takes up to a tenth of a second of one processor
+# Seconds that the driver gets to free the memory of processes that have ended. Source: chosen; it takes below a
+# second as a rule, and a process that is stuck in the driver takes for ever.
+FREE_LIMIT_S, FREE_POLL_S = 30.0, 0.25
+# Bytes beyond those before the start that count as free. Source: the driver keeps a few MiB for itself.
+SLACK_BYTES = 64 * 2**20
 
 
 class Start:
@@ -74,9 +85,9 @@ class Start:
 
     @property
     def return_code(self) -> int | None:
-        """As `subprocess` gives it; None while the command runs."""
+        """As `subprocess` gives it; None while the command runs, and where it ran until it was ended."""
         assert self._reaper.stdout is not None
-        if self._return_code is None:
+        if self._return_code is None and not self._reaper.stdout.closed:
             with contextlib.suppress(BlockingIOError):
                 read = os.read(self._reaper.stdout.fileno(), 4096)
                 self._told += read
@@ -182,3 +193,77 @@ def _find_reapers() -> Iterator[tuple[str, bool]]:
 def _compiles(pid: int) -> bool:
     """Return whether a process is one of Inductor's, or was started by one."""
     return any(_COMPILERS in read_file(one, "cmdline") for one in (pid, *find_ancestors(pid)))
+
+
+def read_used_bytes() -> dict[str, int]:
+    """Return device -> bytes of its memory in use; empty without a device."""
+    rows = _query("--query-gpu=uuid,memory.used")
+    return {row[0]: int(row[1]) * 2**20 for row in rows if len(row) == 2 and row[1].isdecimal()}
+
+
+@dataclass(slots=True, kw_only=True)
+class DeviceUse:
+    """The use of this host's devices, from before a start until it has ended.
+
+    Attributes:
+        before: Device -> bytes in use before the start.
+    """
+
+    before: dict[str, int] = field(default_factory=read_used_bytes)
+    _others: dict[str, set[int]] = field(default_factory=dict)
+    _looked_s: float = 0.0
+
+    def look(self, own: Collection[int]) -> None:
+        """Note who else uses the devices of the start just now, a few times a minute.
+
+        Args:
+            own: Processes of the start.
+        """
+        if not self.before or time.monotonic() - self._looked_s < LOOK_PERIOD_S:
+            return
+        self._looked_s = time.monotonic()
+        users: dict[str, set[int]] = {}
+        for device, pid in _query("--query-compute-apps=gpu_uuid,pid"):
+            users.setdefault(device, set()).update([int(pid)] if pid.isdecimal() else [])
+        for device, pids in users.items():
+            others = pids - set(own)
+            if others != pids:  # else the start does not use it, or a container does not translate the ids
+                self._others.setdefault(device, set()).update(others)
+
+    def warnings(self) -> list[str]:
+        """Return warnings about others on the devices of the start."""
+        return [
+            f"other processes used device {device} meanwhile (process {', '.join(map(str, sorted(pids)))}): "
+            "the times are noisier"
+            for device, pids in sorted(self._others.items())
+            if pids
+        ]
+
+    def wait_until_free(self) -> list[str]:
+        """Wait until the devices hold no more than before the start; return warnings about those that do."""
+        limit_s = time.monotonic() + FREE_LIMIT_S
+        while held := self._held():
+            if time.monotonic() >= limit_s:
+                return [
+                    f"device {device} holds {format_bytes(more)} more than before the start: the next size has less"
+                    for device, more in sorted(held.items())
+                ]
+            time.sleep(FREE_POLL_S)
+        return []
+
+    def _held(self) -> dict[str, int]:
+        now = read_used_bytes() if self.before else {}
+        more = {device: used - self.before.get(device, used) for device, used in now.items()}
+        return {device: count for device, count in more.items() if count > SLACK_BYTES}
+
+
+def _query(query: str) -> list[list[str]]:
+    """Return the lines that the driver's tool prints, each in its parts; none where it is not there or fails."""
+    if shutil.which(TOOL) is None:
+        return []
+    command = [TOOL, query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 1]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.host.json_files import parse_json
+from bexplore.units import counted
 
 Place = tuple[str, int]  # host and process id: containers may have equal ids
 
@@ -74,7 +75,7 @@ class Rank:
     awaits_own_batches: bool = False
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Rank:
+    def from_record(cls, record: Mapping[str, Any]) -> Rank:
         """Read a record."""
         return cls(
             outcome=record["outcome"],
@@ -93,7 +94,7 @@ class Rank:
         )
 
 
-def with_own_batches(ranks: Sequence[Rank]) -> tuple[Rank, ...]:
+def share_batches(ranks: Sequence[Rank]) -> tuple[Rank, ...]:
     """Return the ranks with the batches that each of them trained with, where a few ranks load those of all.
 
     Source: `dispatch_batches` of accelerate, by which the first rank reads a batch for every rank and sends them on.
@@ -175,7 +176,7 @@ class ReportsReader:
         counts = (_counts(entry) for entry in found if entry.name.startswith("steps-"))
         return Reports(
             hellos=tuple(self._parsed(found, "hello-", dict)),
-            ranks=tuple(sorted(self._parsed(found, "rank-", Rank.of), key=lambda rank: rank.rank)),
+            ranks=tuple(sorted(self._parsed(found, "rank-", Rank.from_record), key=lambda rank: rank.rank)),
             errors=tuple(sorted(self._parsed(found, "error-", dict), key=lambda error: error["at_s"])),
             counts=dict(one for one in counts if one is not None),
         )
@@ -201,3 +202,75 @@ def _counts(entry: os.DirEntry[str]) -> tuple[Place, tuple[int, ...]] | None:
     host, _, pid = entry.name.removeprefix("steps-").rpartition("-")
     words = Path(entry.path).read_text().split()
     return ((host, int(pid)), tuple(map(int, words))) if words else None
+
+
+def find_num_samples(ranks: Sequence[Rank]) -> int | None:
+    """Return the samples that an epoch has on every rank; None if unknown."""
+    return min((rank.num_samples for rank in ranks if rank.num_samples is not None), default=None)
+
+
+def describe_memory(reports: Reports, *, needs_least: bool) -> dict[str, Any]:
+    """Return the peaks of the rank that needs most: tensors; reserved (CUDA), or resident above torch itself (CPU).
+
+    What is held is unknown where a larger size ran in the process before, which does not give all of it back.
+    """
+    peaks = [rank.memory.get("peak_bytes") for rank in reports.ranks]
+    held = [rank.memory.get("reserved_peak_bytes") or _count_resident_bytes(rank) for rank in reports.ranks]
+    return {
+        "peak_memory_bytes": max((one for one in peaks if one is not None), default=None),
+        "resident_memory_bytes": max((one for one in held if one is not None and needs_least), default=None),
+        "num_alloc_retries": max(int(rank.memory.get("num_alloc_retries") or 0) for rank in reports.ranks),
+    }
+
+
+def _count_resident_bytes(rank: Rank) -> int | None:
+    peak, before = rank.memory.get("resident_peak_bytes"), rank.memory.get("resident_at_attach_bytes")
+    return None if peak is None or before is None else max(0, peak - before)
+
+
+def describe_compiler(reports: Reports) -> dict[str, Any]:
+    """Return the compiler's counts on rank 0; a training that compiled nothing has none."""
+    counters = reports.ranks[0].record["compiler"]
+    if not counters or not counters["num_graphs"]:
+        return {"ran_eagerly": True}
+    return {
+        "num_graphs": counters["num_graphs"],
+        "num_graph_breaks": counters["num_graph_breaks"],
+        "graph_break_reasons": tuple(counters["graph_break_reasons"]),
+        "num_recompiles": counters["num_recompiles"],
+    }
+
+
+def describe_swallowed(reports: Reports) -> str:
+    """Return what the allocator refused in the observed steps after the first; empty for nothing.
+
+    Refusals before are of libraries that try how much a kernel may take, and of frameworks that search for a size.
+    """
+    refused = max(_count_refusals(rank) for rank in reports.ranks)
+    return f"the allocator refused memory {counted(refused, 'time')} in the observed steps" if refused else ""
+
+
+def _count_refusals(rank: Rank) -> int:
+    return int(rank.memory.get("num_ooms") or 0) - int(rank.memory.get("num_ooms_before") or 0)
+
+
+def list_notes(reports: Reports) -> tuple[str, ...]:
+    """Return what went wrong in the observer itself, for people."""
+    return tuple(sorted({f"the observer: {note}" for rank in reports.ranks for note in rank.record["notes"]}))
+
+
+def find_last_batch(reports: Reports, micro_batch_size: int) -> int | None:
+    """Return the samples of the last batch of an epoch that has fewer than the others; None for none, or if unknown."""
+    for rank in reports.ranks:
+        rest = (rank.num_samples or 0) % micro_batch_size
+        if rest and not rank.record.get("drops_last"):
+            return rest
+    return None
+
+
+def describe_device(reports: Reports) -> dict[str, Any]:
+    """Return the device that the training used, and its torch."""
+    first = reports.ranks[0].record
+    names = {"device": first["device"], "device_name": first["device_name"] or None, "torch": first["torch"]}
+    names["is_emulated"] = first["is_emulated"]
+    return {name: value for name, value in names.items() if value}

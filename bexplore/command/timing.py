@@ -12,6 +12,9 @@ import numpy as np
 
 from bexplore.command.reports import Rank, Step
 
+# Steps before the timed ones: the first compiles and allocates the optimizer's states, the second is profiled for its
+# memory, the third recovers from that. Source: as the engine's `WARM_UP_PASSES`, in steps.
+WARMUP_STEPS = 3
 MIN_TIMED_STEPS = 4  # Source: the median of four survives a disturbed one
 # Micro-batches per pass from which a batch is taken to be passed once. Source: halfway between one pass and two.
 SEVERAL_PASSES = 0.75
@@ -43,7 +46,7 @@ class StepTiming:
         return statistics.median(self.step_times_s)
 
 
-def timing_of(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTiming | None:
+def time_rank(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTiming | None:
     """Return the timing of a rank; None where it has no step after its warm-up.
 
     A step with twice the passes of others (a gradient scaler that skipped an update) counts by its passes.
@@ -57,7 +60,7 @@ def timing_of(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
     if not pairs:
         return None
     timed = [step for _, step in pairs]
-    per_pass = 1.0 if _is_fetched_whole(timed, micro_batch_size) else micro_batches_per_pass(timed)
+    per_pass = 1.0 if _is_fetched_whole(timed, micro_batch_size) else count_micro_batches_per_pass(timed)
     times_s = _without_evaluations([step.ended_s - before.ended_s for before, step in pairs], timed)
     updates_s = [min(step.update_s, seconds) for step, seconds in zip(timed, times_s, strict=True)]
     counts = [max(step.num_passes, 1) * per_pass for step in timed]
@@ -142,7 +145,7 @@ def _period_of(steps: Sequence[Step], micro_batch_size: int) -> _Epoch | None:
     return _Epoch(num_steps=period or max(1, len(samples) // MIN_TIMED_STEPS), fill=fill)
 
 
-def expected_step_s(step_times_s: Mapping[int, float], micro_batch_size: int) -> float:
+def expect_step_s(step_times_s: Mapping[int, float], micro_batch_size: int) -> float:
     """Return the seconds that a step of a size is expected to take.
 
     A step has a part that is fixed and one that grows with the size: between two sizes it is on the line through their
@@ -156,7 +159,7 @@ def expected_step_s(step_times_s: Mapping[int, float], micro_batch_size: int) ->
     return beyond * float(np.interp(micro_batch_size, sizes, [step_times_s[size] for size in sizes]))
 
 
-def micro_batches_per_pass(steps: Sequence[Step]) -> float:
+def count_micro_batches_per_pass(steps: Sequence[Step]) -> float:
     """Return micro-batches per backward pass: one where no loader returned any.
 
     Several losses of one batch (adversarial training, chunked losses) and closures that an optimizer calls again give
@@ -183,7 +186,7 @@ def _is_fetched_whole(steps: Sequence[Step], micro_batch_size: int) -> bool:
     return 0 < num_fetches < num_passes and num_samples == micro_batch_size * num_passes
 
 
-def with_common_evaluations(ranks: Sequence[Rank]) -> tuple[Rank, ...]:
+def share_evaluations(ranks: Sequence[Rank]) -> tuple[Rank, ...]:
     """Return the ranks with the evaluations of all in each: a rank waits in a step in which another evaluates."""
     seconds = zip_longest(*([step.evaluation_s for step in rank.steps] for rank in ranks), fillvalue=0.0)
     longest_s = [max(of_ranks) for of_ranks in seconds]
@@ -195,7 +198,7 @@ def with_common_evaluations(ranks: Sequence[Rank]) -> tuple[Rank, ...]:
     )
 
 
-def first_own_step(rank: Rank, num_steps: int) -> int | None:
+def find_own_step(rank: Rank, num_steps: int) -> int | None:
     """Return the first step with batches of the probe's size: those before were read ahead, in the same start.
 
     The model's calls show it. Where they cannot, batches are taken in the order in which they were read.
@@ -209,7 +212,7 @@ def first_own_step(rank: Rank, num_steps: int) -> int | None:
     """
     if rank.own_from_step is not None:
         return rank.own_from_step
-    per_pass, num_passes = micro_batches_per_pass(rank.steps), rank.before.get("num_passes", 0)
+    per_pass, num_passes = count_micro_batches_per_pass(rank.steps), rank.before.get("num_passes", 0)
     num_ahead = max(0.0, rank.before.get("num_fetches", 0) - per_pass * num_passes)
     per_step = max(1.0, per_pass * statistics.median(step.num_passes for step in rank.steps)) if rank.steps else 1.0
     first = math.ceil(num_ahead / per_step)
@@ -217,18 +220,18 @@ def first_own_step(rank: Rank, num_steps: int) -> int | None:
     return None if is_overdue else first
 
 
-def slowest(ranks: Sequence[Rank], *, num_warmup: int, micro_batch_size: int) -> StepTiming | None:
+def find_slowest(ranks: Sequence[Rank], *, num_warmup: int, micro_batch_size: int) -> StepTiming | None:
     """Return the timing of the rank with the longest steps; None where a rank has none.
 
     Ranks without a pass of their own (a launcher's helper) have no record.
     """
-    timings = [timing_of(rank, num_warmup=num_warmup, micro_batch_size=micro_batch_size) for rank in ranks]
+    timings = [time_rank(rank, num_warmup=num_warmup, micro_batch_size=micro_batch_size) for rank in ranks]
     if not timings or any(timing is None for timing in timings):
         return None
     return max((timing for timing in timings if timing is not None), key=lambda one: one.step_time_s)
 
 
-def in_groups(times_s: Sequence[float], most: int) -> tuple[float, ...]:
+def group_means(times_s: Sequence[float], most: int) -> tuple[float, ...]:
     """Return the means of consecutive timings in at most so many groups of equal size: short steps are jittery."""
     length = max(1, len(times_s) // most)
     starts = range(0, len(times_s) - length + 1, length)

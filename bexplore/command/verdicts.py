@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from bexplore.command.reports import Rank
-from bexplore.command.timing import StepTiming, micro_batches_per_pass
+from bexplore.command.timing import StepTiming, count_micro_batches_per_pass
 from bexplore.units import counted
 
 # Packed batches hold elements in proportion to the size within this share. Source: 1,004 and 1,993 elements for sizes 4
 # and 8 of a packed fine-tuning, 0.7 % off; a wrong size is off by a half at least.
 PROPORTION = 0.1
 
-# Sizes that starts were given and that arrived as the leading dimension, from which on it shows the size: no
-# placeholder is ignored, and no batch is packed. Source: what ignores the size gives one number at all sizes, which is
-# the size itself at one at most.
+# Trust the leading dimension once it matched this many sizes that starts were given. Source: a command that ignores the
+# size gives one number at all sizes, which is the size itself at one at most.
 FOLLOWED = 2
 
 # Batches that a loader returned per pass, over those at sizes before, from which some of them were dropped. Source:
@@ -31,7 +30,7 @@ _ROUNDED = (
 )
 
 
-class Verdict(StrEnum):
+class CheckResult(StrEnum):
     """Whether what was asked for was seen; the worst last."""
 
     VERIFIED = "verified"
@@ -42,17 +41,17 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A verdict and its evidence.
+    """What a check found, and its evidence.
 
     Attributes:
-        verdict: Whether what was asked for was seen.
+        result: Whether what was asked for was seen.
         why: What was seen instead, for people; empty where it was verified.
         hint: What to type; empty where it was verified.
         is_of_this_size: Whether other sizes may do what they are asked for.
         num_samples: The most that arrive, whatever is asked for; None where that is not what kept them away.
     """
 
-    verdict: Verdict
+    result: CheckResult
     why: str = ""
     hint: str = ""
     is_of_this_size: bool = False
@@ -61,7 +60,7 @@ class Finding:
     @property
     def is_refused(self) -> bool:
         """Whether the probe is no measurement."""
-        return self.verdict in (Verdict.CONTRADICTED, Verdict.UNSEEN)
+        return self.result in (CheckResult.CONTRADICTED, CheckResult.UNSEEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,80 +97,81 @@ class SizeCheck:
     given: dict[int, int] = field(default_factory=dict)
 
     @property
-    def needs_another_start(self) -> bool:
-        """Whether all starts were given one size: a command that ignores it may train with just as many samples."""
-        return len(self.given) == 1 and any(seen.cut_from for seen in self.arrived.values())
+    def size_to_confirm(self) -> int | None:
+        """A size that another start must be given, to show that the command follows its size; None for none.
 
-    def of(self, ranks: Sequence[Rank], micro_batch_size: int, accumulation: int, *, cut_from: int = 0) -> Finding:
-        """Return the verdict on a size, by the leading dimension of what arrived or by its elements.
+        Where all starts were given one size, a command that ignores it may train with just as many samples.
+        """
+        tried = [size for size in self.arrived if size not in self.given]
+        is_cut = len(self.given) == 1 and any(seen.cut_from for seen in self.arrived.values())
+        return min(tried) if tried and is_cut else None
+
+    def check(self, ranks: Sequence[Rank], micro_batch_size: int, accumulation: int, *, cut_from: int = 0) -> Finding:
+        """Check a size, by the leading dimension of what arrived or by its elements.
 
         Args:
             ranks: Their records.
             micro_batch_size: The size.
             accumulation: Micro-batches of a step.
-            cut_from: As in `Arrived`.
+            cut_from: The larger size from whose batches it was cut; 0 for a start of this size.
         """
         is_alone = len(ranks) == 1
         findings = [
-            self._of_rank(rank, micro_batch_size, accumulation, cut_from=cut_from, is_alone=is_alone)
+            self._check_rank(rank, micro_batch_size, accumulation, cut_from=cut_from, is_alone=is_alone)
             for rank in ranks
-            if _arrivals(rank)
+            if _count_arrivals(rank)
         ]
         if self._is_divided(len(ranks)):
-            return divided(self.arrived[micro_batch_size].rows, micro_batch_size, len(ranks))
+            return refuse_division(self.arrived[micro_batch_size].rows, micro_batch_size, len(ranks))
         if not findings:
             return Finding(
-                verdict=Verdict.UNSEEN,
+                result=CheckResult.UNSEEN,
                 why="neither a DataLoader nor a call of the model showed how many samples arrived",
                 hint="load the batches by a torch DataLoader, or call the model as a torch.nn.Module outside of "
                 "compiled functions",
             )
-        return max(findings, key=lambda one: list(Verdict).index(one.verdict))
+        return max(findings, key=lambda one: list(CheckResult).index(one.result))
 
-    def learn(self, micro_batch_size: int, arrived: Arrived, verdict: Verdict) -> None:
+    def learn(self, micro_batch_size: int, arrived: Arrived, result: CheckResult) -> None:
         """Take over what arrived at a size in an exploration that goes on."""
         self.arrived[micro_batch_size] = arrived
         self.given[arrived.cut_from or micro_batch_size] = arrived.cut_from or arrived.rows
-        self.unconfirmed = micro_batch_size if verdict is Verdict.UNCONFIRMED and len(self.arrived) == 1 else None
+        self.unconfirmed = micro_batch_size if result is CheckResult.UNCONFIRMED and len(self.arrived) == 1 else None
 
-    def _of_rank(self, rank: Rank, size: int, accumulation: int, *, cut_from: int, is_alone: bool) -> Finding:
-        rows = _arrivals(rank)
+    def _check_rank(self, rank: Rank, size: int, accumulation: int, *, cut_from: int, is_alone: bool) -> Finding:
+        rows = _count_arrivals(rank)
         usual = max(rows, key=lambda count: rows[count])
         if not cut_from:
             self.given[size] = usual
         arrived = Arrived(
             cut_from=cut_from,
             rows=usual,
-            elements_per_sample=_elements_per_micro_batch(rank) / size,
-            fetches_per_pass=_fetches_per_pass(rank) * rows.get(size, 0) / sum(rows.values()),
+            elements_per_sample=_count_elements_per_micro_batch(rank) / size,
+            fetches_per_pass=_count_fetches_per_pass(rank) * rows.get(size, 0) / sum(rows.values()),
         )
         if self._drops(size, arrived):
-            return Finding(
-                verdict=Verdict.CONTRADICTED,
-                why=f"{arrived.fetches_per_pass:.1f} micro-batches of {size} arrived for each that was trained",
-                hint="let a batch that runs out of memory end the training",
-                is_of_this_size=True,
-            )
+            why = f"{arrived.fetches_per_pass:.1f} micro-batches of {size} arrived for each that was trained"
+            return _contradict(why, "let a batch that runs out of memory end the training", is_of_this_size=True)
         of_model = {count for count, _ in rank.forward_rows}
-        is_whole_step = usual == size * accumulation and _passes_per_fetch(rank) == accumulation
+        is_whole_step = usual == size * accumulation and _count_passes_per_fetch(rank) == accumulation
         # Batches of lists of samples that are as long as the batches are not packed; several ranks may share a list.
-        is_packed = not (is_alone and _usual_list(rank) == usual)
+        is_packed = not (is_alone and _find_usual_list(rank) == usual)
         is_in_proportion = is_packed and self._is_in_proportion(size, arrived.elements_per_sample)
         if usual == size or size in of_model or is_whole_step:
             if self.unconfirmed not in (None, size) and not is_in_proportion:
-                return self._contradicted(self.arrived[self.unconfirmed].rows, self.unconfirmed)
+                return self._explain_arrival(self.arrived[self.unconfirmed].rows, self.unconfirmed)
             self.unconfirmed = None
         elif is_in_proportion and not self._rows_follow(size):
             self.unconfirmed = None
         elif not self.arrived.keys() - {size} and not self._is_constant(usual, size):
             self.unconfirmed = size
         else:
-            return self._contradicted(usual, size, was_tried=size in rows, num_samples=rank.num_samples)
+            return self._explain_arrival(usual, size, was_tried=size in rows, num_samples=rank.num_samples)
         self.arrived[size] = arrived
-        verdict = Verdict.VERIFIED if self.unconfirmed is None else Verdict.UNCONFIRMED
-        return Finding(verdict=verdict, why="" if self.unconfirmed is None else arrived_instead(usual, size))
+        result = CheckResult.VERIFIED if self.unconfirmed is None else CheckResult.UNCONFIRMED
+        return Finding(result=result, why="" if self.unconfirmed is None else describe_arrival(usual, size))
 
-    def _contradicted(
+    def _explain_arrival(
         self, rows: int, size: int, *, was_tried: bool = False, num_samples: int | None = None
     ) -> Finding:
         """Return why a size is no measurement; one that was tried, and then left, was shrunk by the program.
@@ -182,30 +182,24 @@ class SizeCheck:
             was_tried: Whether some batches had the size.
             num_samples: Of an epoch; None if unknown.
         """
-        why = arrived_instead(rows, size)
+        why = describe_arrival(rows, size)
         others = {other: seen for other, seen in self.given.items() if other != size}
         has_followed = any(other == seen for other, seen in others.items())
         is_cut_below = any(seen.cut_from and other < rows for other, seen in self.arrived.items())
         is_constant = self._is_constant(rows, size) and not is_cut_below
         if rows > size or is_constant or not has_followed:
             hint = "write {micro_batch_size} where the command takes the samples of one device's pass"
-            return Finding(
-                verdict=Verdict.CONTRADICTED, why=why, hint=hint if not has_followed else f"{hint}; {_ROUNDED}"
-            )
+            return _contradict(why, f"{hint}; {_ROUNDED}" if has_followed else hint)
         is_of_this_size = size != self.unconfirmed
         if was_tried or not is_of_this_size:
             hint = "turn off what changes a size on out-of-memory (auto_find_batch_size: false)"
-            return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint, is_of_this_size=is_of_this_size)
+            return _contradict(why, hint, is_of_this_size=is_of_this_size)
         if any(other > rows != seen for other, seen in others.items()):
-            return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=_ROUNDED)
+            return _contradict(why, _ROUNDED)
         has_more = num_samples is not None and num_samples > rows
-        return Finding(
-            verdict=Verdict.CONTRADICTED,
-            why=f"{why}: {'the command takes' if has_more else 'the data has'} no more",
-            hint="let the command take larger sizes" if has_more else "train with more samples for larger sizes",
-            is_of_this_size=True,
-            num_samples=rows,
-        )
+        why = f"{why}: {'the command takes' if has_more else 'the data has'} no more"
+        hint = "let the command take larger sizes" if has_more else "train with more samples for larger sizes"
+        return _contradict(why, hint, is_of_this_size=True, num_samples=rows)
 
     def _is_constant(self, rows: int, size: int) -> bool:
         """Return whether as many samples arrived where a start was given another size, and few sizes were followed."""
@@ -241,7 +235,7 @@ def is_cut(ranks: Sequence[Rank], micro_batch_size: int, capacity: int) -> bool:
         capacity: The size that the command was given.
     """
     num_cut = [(rank.record["num_cut_lists"], sum(step.num_fetches for step in rank.steps)) for rank in ranks]
-    is_whole = any(_arrivals(rank).get(capacity) for rank in ranks) and micro_batch_size != capacity
+    is_whole = any(_count_arrivals(rank).get(capacity) for rank in ranks) and micro_batch_size != capacity
     return not is_whole and any(cut for cut, _ in num_cut) and all(cut >= fetches for cut, fetches in num_cut)
 
 
@@ -251,7 +245,7 @@ def check_capacity(ranks: Sequence[Rank], capacity: int) -> Finding | None:
     is_all_data = any(rank.num_samples is not None and rank.num_samples in longest for rank in ranks)
     if len(ranks) == 1 or is_all_data or len(longest) > 1 or max(longest) * len(ranks) != capacity:
         return None
-    return divided(max(longest), capacity, len(ranks))
+    return refuse_division(max(longest), capacity, len(ranks))
 
 
 def take_capacity(check: SizeCheck, ranks: Sequence[Rank], capacity: int) -> bool:
@@ -265,49 +259,51 @@ def take_capacity(check: SizeCheck, ranks: Sequence[Rank], capacity: int) -> boo
     return check.given.get(capacity, capacity) == capacity
 
 
-def divided(rows: int, size: int, num_ranks: int) -> Finding:
+def refuse_division(rows: int, size: int, num_ranks: int) -> Finding:
     """Return the finding of a command that takes the batch of all ranks."""
-    return Finding(
-        verdict=Verdict.CONTRADICTED,
-        why=f"{arrived_instead(rows, size)}: the command divides it by its {num_ranks} ranks",
-        hint="write {global_batch_size} in place of {micro_batch_size}",
-    )
+    why = f"{describe_arrival(rows, size)}: the command divides it by its {num_ranks} ranks"
+    return _contradict(why, "write {global_batch_size} in place of {micro_batch_size}")
 
 
 def check_replicas(ranks: Sequence[Rank], asked: int | None) -> tuple[int, Finding]:
-    """Return the data-parallel replicas, by the batches that differ between ranks, and the verdict on them."""
+    """Return the data-parallel replicas, by the batches that differ between ranks, and how they meet what was asked."""
     num_replicas = max(len({rank.digests for rank in ranks if rank.digests}), 1)
     if asked is None or num_replicas == asked:
-        return num_replicas, Finding(verdict=Verdict.VERIFIED)
+        return num_replicas, Finding(result=CheckResult.VERIFIED)
     if len(ranks) < asked:
         why = f"the command started {counted(len(ranks), 'rank')} where {counted(asked, 'replica')} were asked for"
-        return num_replicas, Finding(
-            verdict=Verdict.CONTRADICTED, why=why, hint="check the launcher's number of processes and its configuration"
-        )
+        return num_replicas, _contradict(why, "check the launcher's number of processes and its configuration")
     if not any(rank.digests for rank in ranks):
         why = "no batch was seen, so the replicas cannot be told from ranks that share one"
-        return asked, Finding(verdict=Verdict.UNSEEN, why=why, hint="leave `replicas` out")
+        return asked, Finding(result=CheckResult.UNSEEN, why=why, hint="leave `replicas` out")
     why = (
         f"{counted(num_replicas, 'replica')} of {counted(len(ranks), 'rank')} had batches of their own where {asked} "
         "were asked for"
     )
     hint = "use a DistributedSampler; or, where ranks share one replica's work, give `replicas` as the replicas alone"
-    return num_replicas, Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint)
+    return num_replicas, _contradict(why, hint)
 
 
 def check_accumulation(timing: StepTiming, asked: int | None) -> Finding:
-    """Return the verdict on the micro-batches of a step."""
+    """Check the micro-batches of a step."""
     seen = round(timing.micro_batches_per_step)
     if asked is None or seen == asked or timing.passes_per_step == asked:
-        return Finding(verdict=Verdict.VERIFIED)
+        return Finding(result=CheckResult.VERIFIED)
+    why = f"a step had {seen} micro-batches where {asked} were asked for"
+    return _contradict(why, "write {accumulation} where the command takes its accumulation steps")
+
+
+def _contradict(why: str, hint: str, *, is_of_this_size: bool = False, num_samples: int | None = None) -> Finding:
     return Finding(
-        verdict=Verdict.CONTRADICTED,
-        why=f"a step had {seen} micro-batches where {asked} were asked for",
-        hint="write {accumulation} where the command takes its accumulation steps",
+        result=CheckResult.CONTRADICTED,
+        why=why,
+        hint=hint,
+        is_of_this_size=is_of_this_size,
+        num_samples=num_samples,
     )
 
 
-def _arrivals(rank: Rank) -> dict[int, int]:
+def _count_arrivals(rank: Rank) -> dict[int, int]:
     """Return leading dimension -> number of micro-batches: of the loaders, else of the model's inputs."""
     if rank.rows:
         return dict(rank.rows)
@@ -315,29 +311,29 @@ def _arrivals(rank: Rank) -> dict[int, int]:
     return {rows: seen.count(rows) for rows in set(seen)}
 
 
-def _usual_list(rank: Rank) -> int | None:
+def _find_usual_list(rank: Rank) -> int | None:
     """Return the samples of the lists that a loader's batches were loaded for; None where they differ, or for none."""
     lengths = {int(length): count for length, count in rank.record.get("list_lengths", {}).items()}
     usual = max(lengths, key=lambda length: lengths[length], default=None)
     return usual if usual is not None and lengths[usual] >= LISTED * sum(lengths.values()) else None
 
 
-def _elements_per_micro_batch(rank: Rank) -> float:
+def _count_elements_per_micro_batch(rank: Rank) -> float:
     num_fetches = sum(step.num_fetches for step in rank.steps)
     if num_fetches:
         return sum(step.num_elements for step in rank.steps) / num_fetches
     return statistics.median([elements for _, elements in rank.forward_rows] or [0])
 
 
-def arrived_instead(rows: int, size: int) -> str:
+def describe_arrival(rows: int, size: int) -> str:
     """Return that another number of samples arrived than was asked for, for people."""
     return f"micro-batches of {counted(rows, 'sample')} arrived where {size} were asked for"
 
 
-def _fetches_per_pass(rank: Rank) -> float:
+def _count_fetches_per_pass(rank: Rank) -> float:
     num_passes = sum(step.num_passes for step in rank.steps)
     return sum(step.num_fetches for step in rank.steps) / num_passes if num_passes else 0.0
 
 
-def _passes_per_fetch(rank: Rank) -> int:
-    return round(1.0 / micro_batches_per_pass(rank.steps)) if rank.steps else 1
+def _count_passes_per_fetch(rank: Rank) -> int:
+    return round(1.0 / count_micro_batches_per_pass(rank.steps)) if rank.steps else 1

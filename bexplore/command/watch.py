@@ -1,23 +1,32 @@
-"""Watch one start until every rank has its record, or until it is clear that this will not be."""
+"""A start that is under way: the watch until every rank has its record, or will have none, and whether it goes on."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
-from bexplore.command.failures import of_errors
-from bexplore.command.processes import Start
+from bexplore.command.failures import find_reported_failure
+from bexplore.command.probe_folder import ProbeFolder
+from bexplore.command.processes import DeviceUse, Start
 from bexplore.command.reports import Place, Rank, Reports
 from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.engine.process.memory_watchdog import HOST_FLOOR_BYTES
 from bexplore.host.machine import available_memory_bytes
 from bexplore.measurement.probe import Outcome
+from bexplore.units import counted
 
 POLL_S = 0.05
+# Seconds that a rank waits after its last step for what comes next. Source: chosen: a search decides within
+# seconds, and where the explorer is gone, the ranks end by themselves soon.
+PARK_S = 60.0
+# Seconds without a sign of the explorer after which ranks leave. Source: chosen; the watch gives one every 5 s,
+# and a file system of several hosts may show it half a minute late.
+LIFE_LIMIT_S = 60.0
 # A rank tells its steps and reads the number of the last one at most every 0.25 s (`EXCHANGE_S` of the observer); the
 # number is set so many polls and seconds ahead of the fastest rank, so that none has passed it. One that has is waited
 # for: see `_stop_all`.
@@ -25,10 +34,10 @@ POLLS_AHEAD, AHEAD_S = 4, 0.25
 # A poll takes at most this share of the time: a thousand ranks write thousands of files.
 READ_SHARE = 0.2
 BEAT_S = 5.0  # between two signs of life to the ranks, which leave where none comes
-# Seconds of timed steps: half of what the start took, within these. Source: a judgement; the median of a probe is then
+# Seconds of timed steps: half of what the start took, within these. Source: chosen; the median of a probe is then
 # known to about the noise between two starts, and no start is repeated for want of steps.
 TIMED_SHARE, LEAST_TIMED_S, MOST_TIMED_S = 0.5, 2.0, 8.0
-# Seconds of a step at least, where two reports are seen at once. Source: a judgement; a step has some 30 kernels.
+# Seconds of a step at least, where two reports are seen at once. Source: chosen; a step has some 30 kernels.
 LEAST_STEP_S = 1e-4
 SHARED_S = 1.0  # of each size of a start that serves several
 PROCESSES_S = 1.0  # between two looks at the processes, which cost milliseconds
@@ -38,15 +47,15 @@ PROCESSES_S = 1.0  # between two looks at the processes, which cost milliseconds
 UNOBSERVED_S = 5.0
 # Seconds that other ranks and the launcher get to show more after the first error of a process.
 AFTER_ERROR_S = 3.0
-# Seconds that processes get to end once their training has, before their status counts as good. Source: a judgement;
+# Seconds that processes get to end once their training has, before their status counts as good. Source: chosen;
 # torch takes a second to unload, and a busy machine ten times as long.
 LEAVING_S = 20.0
 # A training that had completed a step is lost when the next takes longer than this, and so many times the longest.
 HANG_S, HANG_TIMES = 60.0, 20.0
 # Seconds after which the last step of a further size, which is told beforehand, is named anew: an evaluation runs in
-# its steps. Source: a judgement; half a second of steps is told.
+# its steps. Source: chosen; half a second of steps is told.
 LATE_S = 5.0
-# A program that reads so many batches for so long, and passes none, trains elsewhere. Source: a judgement; what is read
+# A program that reads so many batches for so long, and passes none, trains elsewhere. Source: chosen; what is read
 # before a first pass is an example, an evaluation (whose batches do not count), or is kept (nor do these).
 UNUSED_BATCHES, UNUSED_S = 10, 60.0
 
@@ -137,7 +146,7 @@ class Watch:
             if began_s - self._beat_s > BEAT_S:
                 self._beat_s = began_s
                 self.beat()
-            ending = self._ending(ended)
+            ending = self._find_ending(ended)
             if ending is not None:
                 return ending
             time.sleep(self._poll_s)
@@ -147,36 +156,46 @@ class Watch:
         ranks = (rank.record for rank in self.reports.ranks if rank.outcome == "observed")
         return [record["pid"] for record in ranks if record["host"] == os.uname().nodename]
 
-    def _ending(self, ended: bool) -> Ending | None:  # noqa: C901 - the order of the endings is the rule
-        now_s, reports = time.monotonic(), self.reports
+    def _find_ending(self, ended: bool) -> Ending | None:
+        now_s = time.monotonic()
         self._stop_all(now_s)
-        if any(rank.outcome == "no_batch" for rank in reports.ranks):
-            return Ending.NO_BATCH
-        if reports.are_whole and not self._is_passed:
-            if any(rank.outcome == "no_step" for rank in reports.ranks):
-                return Ending.NO_STEP
-            if all(rank.outcome == "observed" for rank in reports.ranks) and not self._goes_on():
-                return Ending.OBSERVED
-            if ended or self._is_over(now_s):
-                return self._of_whole_training()
+        ending = self._find_ending_in_records(ended, now_s)
+        if ending is not None:
+            return ending
         if ended and not self._lives_on():
             return Ending.ENDED
         if self._has_failed(now_s, ended):
             return Ending.ERROR
-        if self.time_limit_s is not None and now_s - self._began_s > self.time_limit_s:
+        ending = self._find_ending_in_time(now_s)
+        if ending is None and now_s - self._looked_s > PROCESSES_S:
+            self._looked_s = now_s
+            return self._find_ending_in_processes(now_s)
+        return ending
+
+    def _find_ending_in_records(self, ended: bool, now_s: float) -> Ending | None:
+        reports = self.reports
+        outcomes = {rank.outcome for rank in reports.ranks}
+        if "no_batch" in outcomes:
+            return Ending.NO_BATCH
+        if not reports.are_whole or self._is_passed:
+            return None
+        if "no_step" in outcomes:
+            return Ending.NO_STEP
+        if outcomes == {"observed"} and not self._goes_on():
+            return Ending.OBSERVED
+        return self._find_ending_of_whole_training() if ended or self._is_over(now_s) else None
+
+    def _find_ending_in_time(self, now_s: float) -> Ending | None:
+        spent_s = now_s - self._began_s
+        if self.time_limit_s is not None and spent_s > self.time_limit_s:
             return Ending.TIMED_OUT
-        if reports.num_steps:
-            self.first_pass_s = self.first_pass_s or now_s - self._began_s
-        elif self.pass_limit_s is not None and now_s - self._began_s > self.pass_limit_s:
+        if self.reports.num_steps:
+            self.first_pass_s = self.first_pass_s or spent_s
+        elif self.pass_limit_s is not None and spent_s > self.pass_limit_s:
             return Ending.NO_PASS
         if self._hangs(now_s):
             return Ending.HUNG
-        if self._trains_elsewhere(now_s):
-            return Ending.NO_STEP
-        if now_s - self._looked_s > PROCESSES_S:
-            self._looked_s = now_s
-            return self._of_processes(now_s)
-        return None
+        return Ending.NO_STEP if self._trains_elsewhere(now_s) else None
 
     def _stop_all(self, now_s: float) -> None:
         """Name the last step once enough will be timed by then; name a later one where a rank has passed it."""
@@ -231,7 +250,7 @@ class Watch:
         self._missing_s = self._missing_s or now_s
         return now_s - self._missing_s > LEAVING_S
 
-    def _of_whole_training(self) -> Ending:
+    def _find_ending_of_whole_training(self) -> Ending:
         """Return the ending of a training that ended by itself: a rank that failed has a record, too."""
         if self.start.return_code:
             return Ending.ENDED
@@ -243,7 +262,7 @@ class Watch:
 
     def _has_failed(self, now_s: float, ended: bool) -> bool:
         """Return whether an error has ended the training; one that a program catches lets it go on."""
-        failure = of_errors(self.reports.errors)
+        failure = find_reported_failure(self.reports.errors)
         if failure is None or not (self._has_uncaught or failure.outcome is Outcome.OUT_OF_MEMORY):
             return False
         if self._error_s is None:
@@ -273,7 +292,7 @@ class Watch:
         self._first_batch_s = self._first_batch_s or now_s
         return num_batches >= UNUSED_BATCHES and now_s - self._first_batch_s > UNUSED_S
 
-    def _of_processes(self, now_s: float) -> Ending | None:
+    def _find_ending_in_processes(self, now_s: float) -> Ending | None:
         alive = self.start.alive()
         self.look(alive)
         if available_memory_bytes() < HOST_FLOOR_BYTES:
@@ -296,3 +315,73 @@ class Watch:
         """Return the process ids of this host that said hello."""
         host = os.uname().nodename
         return {hello["pid"] for hello in self.reports.hellos if hello["host"] == host}
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenStart:
+    """A start of the command.
+
+    Attributes:
+        start: Its processes.
+        folder: Its folder.
+        latest: Folder of its latest probe: the same, or one for each further probe.
+        number: Number of its first probe.
+        accumulation: Micro-batches of a step that were asked for; None where the command chooses.
+        capacity: The size that the command was given, from whose batches smaller ones are cut; None where the start
+            has one probe, of the command's own batches.
+        devices: The devices' memory and users, as they were before it.
+        served: Sizes that it has run.
+        num_steps: Steps of the latest probe; None where the watch over it names the last one.
+        watch: The watch over its latest probe; None before.
+    """
+
+    start: Start
+    folder: ProbeFolder
+    latest: ProbeFolder
+    number: int
+    devices: DeviceUse
+    accumulation: int | None = None
+    capacity: int | None = None
+    served: list[int] = field(default_factory=list)
+    num_steps: int | None = None
+    watch: Watch | None = None
+    _parked_s: float = 0.0
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether the latest probe is not its first."""
+        return len(self.served) > 1
+
+    @property
+    def needs_least(self) -> bool:
+        """Whether no larger size ran before the latest, whose free memory the process would still hold."""
+        return self.served[-1] >= max(self.served)
+
+    def park(self) -> bool:
+        """Note that the latest probe is over; return whether all ranks wait for another."""
+        self._parked_s = time.monotonic()
+        ranks = self.watch.reports.ranks if self.watch else ()
+        # An allocator that had to retry holds no room for what comes next, and its counts are of the whole process.
+        retried = any(rank.memory.get("num_ooms") or rank.memory.get("num_alloc_retries") for rank in ranks)
+        return not retried and all(rank.outcome == "observed" for rank in ranks)
+
+    def can_serve(self, micro_batch_size: int, accumulation: int | None) -> bool:
+        """Return whether the parked ranks can go on with a size."""
+        fits = self.capacity is not None and micro_batch_size <= self.capacity and accumulation == self.accumulation
+        return fits and self.start.return_code is None and time.monotonic() - self._parked_s < PARK_S / 2
+
+    def go_on(self, following: ProbeFolder, micro_batch_size: int, settings: Mapping[str, Any], num_steps: int) -> None:
+        """Let the parked ranks go on with so many steps of a further size."""
+        self.num_steps = num_steps
+        self.latest.go_on(following, settings)
+        self.latest = following
+        self.served.append(micro_batch_size)
+
+    def end(self) -> list[str]:
+        """End all of its processes, and remove what the training wrote; return what is left, for people."""
+        parked = () if self.watch is None or not self.watch.reports.are_whole else self.watch.parked()
+        left = self.start.end(ranks=parked, release=self.latest.release)
+        self.folder.clean()
+        self.latest.hide_in_reports()
+        texts = [f"{counted(len(left), 'process')} of probe {self.number} could not be ended: {left}"] if left else []
+        return [*texts, *self.devices.wait_until_free()]

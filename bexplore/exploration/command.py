@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+from bexplore.command.judgement import PROBING_ACCUMULATION
 from bexplore.command.processes import end_leftovers
-from bexplore.command.runner import PROBING_ACCUMULATION, WARMUP_STEPS, CommandRunner, CommandSettings
-from bexplore.command.timing import MIN_TIMED_STEPS
+from bexplore.command.runner import CommandRunner, CommandSettings
+from bexplore.command.timing import MIN_TIMED_STEPS, WARMUP_STEPS
 from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.errors import UserInputError, UserProgramError

@@ -14,10 +14,10 @@ from typing import Any
 from bexplore.units import format_seconds
 
 # Between two looks, and how late a look counts as held up where this process used less than such a share of a processor
-# meanwhile. Source: a judgement: a thread that sleeps wakes within a tenth of a second on a machine with ten programs
+# meanwhile. Source: chosen: a thread that sleeps wakes within a tenth of a second on a machine with ten programs
 # for each processor, and the median of a probe's passes bears one that is so much longer.
 LOOK_S, LATE_S, IDLE_SHARE = 0.5, 3.0, 0.5
-# Times that a probe is run again after it was held up. Source: a judgement; one more is rare already.
+# Times that a probe is run again after it was held up. Source: chosen; one more is rare already.
 MOST_TRIES = 3
 SUSPENDED = f"each of {MOST_TRIES} tries was held up: the machine slept, or a process was stopped"
 

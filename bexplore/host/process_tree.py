@@ -35,7 +35,7 @@ PROBE_MARK, WORKER_MARK = "BEXPLORE_PROBE", "BEXPLORE_WORKER"
 OBSERVER, OUTPUT = "observer", "output"  # folders of a start that go with it
 LIFE = "life"  # file beside the observer: empty while the explorer lives
 # Seconds that launchers get to end by themselves once their ranks have ended, then by SIGTERM, and that all get to end
-# by SIGKILL. Source: a judgement; a launcher ends within a second or two of its ranks.
+# by SIGKILL. Source: chosen; a launcher ends within a second or two of its ranks.
 LIMITS_S = (4.0, 5.0, 5.0)
 # The same where the explorer was killed: nothing of a start outlives it by 5 s.
 ORPHANED_LIMITS_S = (1.0, 1.5, 1.5)

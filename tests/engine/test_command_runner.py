@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from bexplore.api import explore
-from bexplore.command import open_start, watch
-from bexplore.command import runner as runner_module
-from bexplore.command.open_start import PARK_S
+from bexplore.command import judgement, watch
+from bexplore.command.judgement import MAX_TIMED_STEPS
 from bexplore.command.probe_folder import ProbeFolder
-from bexplore.command.runner import MAX_TIMED_STEPS, WARMUP_STEPS, CommandRunner, CommandSettings
-from bexplore.command.timing import MIN_TIMED_STEPS
+from bexplore.command.runner import CommandRunner, CommandSettings
+from bexplore.command.timing import MIN_TIMED_STEPS, WARMUP_STEPS
+from bexplore.command.watch import PARK_S
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
@@ -470,7 +470,7 @@ def test_a_start_at_a_size_that_nobody_asked_for_and_the_data_cannot_fill_is_one
 
 
 def test_a_start_at_a_size_that_nobody_asked_for_is_given_up_where_no_pass_comes(run_of, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner_module, "FIRST_PASS_S", 12.0)
+    monkeypatch.setattr(judgement, "FIRST_PASS_S", 12.0)
     script = tmp_path / "run" / "spins.py"
     script.parent.mkdir()
     spins = "import os, sys, time\nif sys.argv[2] == '64':\n    time.sleep(1000)\n"
@@ -581,7 +581,7 @@ def test_an_explorer_that_is_ended_by_a_signal_ends_its_training(tmp_path, numbe
 )
 def test_ranks_stop_at_a_common_step_where_no_sign_of_the_explorer_comes(run_of, monkeypatch):
     monkeypatch.setattr(ProbeFolder, "beat", lambda self: None)
-    monkeypatch.setattr(open_start, "LIFE_LIMIT_S", 2.0)
+    monkeypatch.setattr(watch, "LIFE_LIMIT_S", 2.0)
     for name in ("LEAST_TIMED_S", "MOST_TIMED_S"):
         monkeypatch.setattr(watch, name, 1000.0)  # the explorer itself ends nothing
 
@@ -759,7 +759,7 @@ def test_an_interrupt_while_a_start_serves_its_second_size_ends_all_of_its_ranks
 
 @pytest.mark.promise("ranks of a command wait for an explorer that does not come back", "they end by themselves")
 def test_ranks_that_wait_for_an_explorer_that_is_gone_end_by_themselves(run_of, tmp_path, monkeypatch):
-    monkeypatch.setattr("bexplore.command.open_start.PARK_S", 8.0)  # on busy cores a rank is seconds behind the other
+    monkeypatch.setattr("bexplore.command.watch.PARK_S", 8.0)  # on busy cores a rank is seconds behind the other
     runner = run_of(training(ranks=2), sizes_per_start=8, candidates=(4, 8))
 
     assert runner(search_probe_of(4)).is_measured
@@ -768,7 +768,7 @@ def test_ranks_that_wait_for_an_explorer_that_is_gone_end_by_themselves(run_of, 
     while marked_processes(tmp_path / "run") and time.monotonic() < ended:
         time.sleep(0.1)
     assert marked_processes(tmp_path / "run") == []
-    monkeypatch.setattr("bexplore.command.open_start.PARK_S", PARK_S)  # a rank may wait so long for the other one
+    monkeypatch.setattr("bexplore.command.watch.PARK_S", PARK_S)  # a rank may wait so long for the other one
     assert runner(search_probe_of(8, number=1)).probe.compilation is Compilation.SHARED  # in a new start
     runner.close()
 

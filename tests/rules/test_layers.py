@@ -33,8 +33,7 @@ ORDER = {
     "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner all_ranks variants_runner",
-    "command": "observer reports timing verdicts failures processes device_use attach probe_folder watch "
-    "open_start runner",
+    "command": "observer reports timing verdicts failures processes attach probe_folder watch judgement runner",
     "replay": "table replay",
     "testing": "failures simulator variants",
     "run": "bottleneck parallel_result lengths_result settings_result result journal run_directory selection "

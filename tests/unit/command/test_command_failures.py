@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bexplore.command.failures import of_end, of_errors, of_lost
+from bexplore.command.failures import describe_end, find_lost_rank, find_reported_failure
 from bexplore.command.reports import Reports
 from bexplore.engine.protocol.failures import ended_with, last_line, telling_line
 from bexplore.measurement.probe import Outcome
@@ -27,7 +27,7 @@ def error(kind: str, message: str, *, rank: str | None = "0", module: str = "bui
 
 def ended(log: str, return_code: int = 1, **fields) -> tuple[Outcome, str]:
     """Return outcome and reason of a start whose processes reported no error."""
-    found = of_end(return_code, log, Reports(), **{"killed_by_kernel": False, "lost_pid": None} | fields)
+    found = describe_end(return_code, log, Reports(), **{"killed_by_kernel": False, "lost_pid": None} | fields)
     return found.outcome, found.reason
 
 
@@ -35,44 +35,46 @@ LOST = error("RuntimeError", "Connection closed by peer [127.0.0.1]:36769")
 
 
 def test_a_refusal_of_memory_is_the_cause_even_where_another_rank_reported_first():
-    failure = of_errors([error("ValueError", "no batch"), error("OutOfMemoryError", "CUDA out of memory", rank="1")])
+    failure = find_reported_failure(
+        [error("ValueError", "no batch"), error("OutOfMemoryError", "CUDA out of memory", rank="1")]
+    )
 
     assert failure.outcome is Outcome.OUT_OF_MEMORY
     assert "on rank 1" in failure.reason
 
 
 def test_a_bug_is_the_cause_and_not_the_connection_that_another_rank_lost_before_it_was_reported():
-    failure = of_errors([LOST, error("ValueError", "the labels differ", rank="1")])
+    failure = find_reported_failure([LOST, error("ValueError", "the labels differ", rank="1")])
 
     assert failure.outcome is Outcome.CRASHED
     assert failure.reason == "ValueError: the labels differ on rank 1"
 
 
 def test_a_bug_whose_own_text_is_about_memory_is_never_too_big():
-    assert of_errors([error("ValueError", "CUDA out of memory")]).outcome is Outcome.CRASHED
+    assert find_reported_failure([error("ValueError", "CUDA out of memory")]).outcome is Outcome.CRASHED
 
 
 def test_an_error_of_the_compiler_is_a_failed_compilation():
-    failure = of_errors([error("BackendCompilerFailed", "no kernel", module="torch._dynamo.exc")])
+    failure = find_reported_failure([error("BackendCompilerFailed", "no kernel", module="torch._dynamo.exc")])
 
     assert failure.outcome is Outcome.COMPILE_FAILED
 
 
 @pytest.mark.parametrize("reported", [LOST, error("ChildFailedError", "train.py FAILED", rank=None)])
 def test_a_rank_that_the_launcher_names_is_the_cause_where_others_report_consequences_alone(reported):
-    failure = of_lost(ROOT_CAUSE, Reports(errors=(reported,)))
+    failure = find_lost_rank(ROOT_CAUSE, Reports(errors=(reported,)))
 
     assert failure.reason == "rank 1 was killed by SIGKILL; the other ranks lost their connection to it"
 
 
 def test_a_rank_without_a_report_is_the_cause_where_no_launcher_names_one():
-    failure = of_lost("", Reports(hellos=({"rank": "0"}, {"rank": "1"}, {"rank": None}), errors=(LOST,)))
+    failure = find_lost_rank("", Reports(hellos=({"rank": "0"}, {"rank": "1"}, {"rank": None}), errors=(LOST,)))
 
     assert failure.reason.startswith("rank 1 ended")
 
 
 def test_an_error_of_the_training_itself_leaves_no_rank_lost():
-    assert of_lost(ROOT_CAUSE, Reports(errors=(LOST, error("ValueError", "a bug", rank="1")))) is None
+    assert find_lost_rank(ROOT_CAUSE, Reports(errors=(LOST, error("ValueError", "a bug", rank="1")))) is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,9 @@ def test_srun_tells_which_rank_ended_and_how(end: str, outcome: Outcome, reason:
     log = f"step 3\nsrun: error: node-1: {end}\n"
 
     assert ended(log) == (outcome, reason)
-    assert of_lost(log, Reports(errors=(LOST,))).reason == f"{reason}; the other ranks lost their connection to it"
+    assert (
+        find_lost_rank(log, Reports(errors=(LOST,))).reason == f"{reason}; the other ranks lost their connection to it"
+    )
 
 
 LOGS = [

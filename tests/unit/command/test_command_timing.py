@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from bexplore.command.reports import Rank
-from bexplore.command.timing import first_own_step, timing_of, with_common_evaluations
+from bexplore.command.timing import find_own_step, share_evaluations, time_rank
 from tests.unit.command.test_command_verdicts import rank, step
 
 
@@ -22,13 +22,13 @@ def evaluating(seconds: float, evaluation_s: dict[int, float], *, tells: bool = 
 
 
 def test_a_step_with_an_evaluation_counts_as_the_usual_one_where_there_are_enough():
-    timing = timing_of(evaluating(0.1, {5: 65.0}), num_warmup=1, micro_batch_size=4)
+    timing = time_rank(evaluating(0.1, {5: 65.0}), num_warmup=1, micro_batch_size=4)
 
     assert timing.step_times_s == pytest.approx([0.1] * 7)
 
 
 def test_where_most_steps_have_an_evaluation_its_seconds_are_taken_from_each():
-    timing = timing_of(evaluating(0.1, dict.fromkeys(range(8), 10.0)), num_warmup=1, micro_batch_size=4)
+    timing = time_rank(evaluating(0.1, dict.fromkeys(range(8), 10.0)), num_warmup=1, micro_batch_size=4)
 
     assert timing.step_times_s == pytest.approx([0.2] * 7)
 
@@ -36,15 +36,15 @@ def test_where_most_steps_have_an_evaluation_its_seconds_are_taken_from_each():
 def test_a_rank_that_waits_for_another_ones_evaluation_has_it_too():
     ranks = evaluating(0.1, {3: 65.0, 6: 65.0}), evaluating(0.1, {3: 65.0, 6: 65.0}, tells=False)
 
-    for one in with_common_evaluations(ranks):
-        assert timing_of(one, num_warmup=1, micro_batch_size=4).step_times_s == pytest.approx([0.1] * 7)
+    for one in share_evaluations(ranks):
+        assert time_rank(one, num_warmup=1, micro_batch_size=4).step_times_s == pytest.approx([0.1] * 7)
 
 
 def test_without_calls_of_a_model_the_passes_take_batches_in_the_order_in_which_they_were_read():
     ahead = dataclasses.replace(rank(), before={"num_fetches": 113, "num_passes": 100})
 
-    assert first_own_step(ahead, 7) == 13
-    assert first_own_step(rank(), 7) == 0
+    assert find_own_step(ahead, 7) == 13
+    assert find_own_step(rank(), 7) == 0
 
 
 def test_the_calls_of_a_model_show_the_first_step_of_the_size_before_any_count_does():
@@ -52,8 +52,8 @@ def test_the_calls_of_a_model_show_the_first_step_of_the_size_before_any_count_d
         rank(), before={"num_fetches": 113, "num_passes": 100}, own_from_step=5, awaits_own_batches=True
     )
 
-    assert first_own_step(ahead, 7) == 5
+    assert find_own_step(ahead, 7) == 5
 
 
 def test_a_model_that_has_no_batch_of_the_size_when_it_should_have_shows_none():
-    assert first_own_step(dataclasses.replace(rank(), awaits_own_batches=True), 7) is None
+    assert find_own_step(dataclasses.replace(rank(), awaits_own_batches=True), 7) is None

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from bexplore.command.reports import Rank, Step, with_own_batches
-from bexplore.command.timing import expected_step_s, in_groups, slowest, timing_of
+from bexplore.command.reports import Rank, Step, share_batches
+from bexplore.command.timing import expect_step_s, find_slowest, group_means, time_rank
 from bexplore.command.verdicts import (
+    CheckResult,
     SizeCheck,
-    Verdict,
     check_accumulation,
     check_capacity,
     check_replicas,
@@ -52,11 +52,11 @@ def rank(number: int = 0, *, rows: int = 4, seconds: float = 1.0, digests: tuple
 
 def test_a_size_that_was_tried_and_left_names_what_shrinks_sizes_and_is_of_this_size_alone():
     check = SizeCheck()
-    assert check.of([rank(rows=4)], 4, 1).verdict is Verdict.VERIFIED
+    assert check.check([rank(rows=4)], 4, 1).result is CheckResult.VERIFIED
 
-    finding = check.of([dataclasses.replace(rank(rows=7), rows={8: 1, 7: 8})], 8, 1)
+    finding = check.check([dataclasses.replace(rank(rows=7), rows={8: 1, 7: 8})], 8, 1)
 
-    assert finding.verdict is Verdict.CONTRADICTED
+    assert finding.result is CheckResult.CONTRADICTED
     assert finding.is_of_this_size
     assert finding.num_samples is None
     assert "auto_find_batch_size" in finding.hint
@@ -64,9 +64,9 @@ def test_a_size_that_was_tried_and_left_names_what_shrinks_sizes_and_is_of_this_
 
 def test_a_size_that_never_changes_is_a_command_that_ignores_the_placeholder():
     check = SizeCheck()
-    check.of([rank(rows=4)], 4, 1)
+    check.check([rank(rows=4)], 4, 1)
 
-    finding = check.of([rank(rows=4)], 8, 1)
+    finding = check.check([rank(rows=4)], 8, 1)
 
     assert not finding.is_of_this_size
     assert "{micro_batch_size}" in finding.hint
@@ -75,28 +75,28 @@ def test_a_size_that_never_changes_is_a_command_that_ignores_the_placeholder():
 def test_more_samples_than_the_data_has_are_of_this_size_alone_and_tell_how_many_there_are():
     check = SizeCheck()
     for size in (1, 475):
-        assert check.of([rank(rows=size)], size, 1).verdict is Verdict.VERIFIED
+        assert check.check([rank(rows=size)], size, 1).result is CheckResult.VERIFIED
 
     for size in (4096, 1280):  # at the second, 1,000 samples arrived before
-        finding = check.of([rank(rows=1000)], size, 1)
+        finding = check.check([rank(rows=1000)], size, 1)
         assert finding.is_refused and finding.is_of_this_size
         assert finding.num_samples == 1000
 
 
 def test_half_of_a_size_that_was_never_tried_is_all_that_the_data_has():
     check = SizeCheck()
-    check.of([rank(rows=4)], 4, 1)
+    check.check([rank(rows=4)], 4, 1)
 
-    assert check.of([rank(rows=32)], 64, 1).num_samples == 32
+    assert check.check([rank(rows=32)], 64, 1).num_samples == 32
 
 
 def test_elements_in_proportion_verify_no_size_where_the_leading_dimension_shows_it():
     check = SizeCheck()
     for size in (1, 475):
-        check.of([rank(rows=size)], size, 1)
+        check.check([rank(rows=size)], size, 1)
     some_are_smaller = dataclasses.replace(packed(12800), rows={1000: 8})
 
-    assert check.of([some_are_smaller], 1280, 1).is_refused
+    assert check.check([some_are_smaller], 1280, 1).is_refused
 
 
 def packed(elements: int) -> Rank:
@@ -107,17 +107,17 @@ def packed(elements: int) -> Rank:
 
 def test_packed_batches_are_verified_by_their_elements_on_every_rank():
     check = SizeCheck()
-    assert check.of([packed(1004), packed(1004)], 4, 1).verdict is Verdict.UNCONFIRMED
+    assert check.check([packed(1004), packed(1004)], 4, 1).result is CheckResult.UNCONFIRMED
 
-    assert check.of([packed(1993), packed(1993)], 8, 1).verdict is Verdict.VERIFIED
-    assert check.of([packed(1993), packed(1993)], 16, 1).verdict is Verdict.CONTRADICTED
+    assert check.check([packed(1993), packed(1993)], 8, 1).result is CheckResult.VERIFIED
+    assert check.check([packed(1993), packed(1993)], 16, 1).result is CheckResult.CONTRADICTED
 
 
 def test_a_size_that_each_rank_has_its_share_of_is_a_global_batch_size():
     check = SizeCheck()
-    for size, verdict in ((4, Verdict.UNCONFIRMED), (16, Verdict.CONTRADICTED)):
-        finding = check.of([rank(number, rows=size // 2) for number in range(2)], size, 1)
-        assert finding.verdict is verdict
+    for size, verdict in ((4, CheckResult.UNCONFIRMED), (16, CheckResult.CONTRADICTED)):
+        finding = check.check([rank(number, rows=size // 2) for number in range(2)], size, 1)
+        assert finding.result is verdict
 
     assert (
         finding.why
@@ -128,32 +128,32 @@ def test_a_size_that_each_rank_has_its_share_of_is_a_global_batch_size():
 
 def test_packed_batches_whose_first_size_is_the_number_of_ranks_are_not_divided():
     check = SizeCheck()
-    check.of([packed(502), packed(502)], 2, 1)
+    check.check([packed(502), packed(502)], 2, 1)
 
-    assert check.of([packed(1993), packed(1993)], 8, 1).verdict is Verdict.VERIFIED
+    assert check.check([packed(1993), packed(1993)], 8, 1).result is CheckResult.VERIFIED
 
 
 def test_a_first_size_that_shrank_is_found_out_by_the_next_one_that_did_not():
     check = SizeCheck()
-    first = check.of([rank(rows=5)], 8, 1)
-    assert first.verdict is Verdict.UNCONFIRMED and not first.is_refused
+    first = check.check([rank(rows=5)], 8, 1)
+    assert first.result is CheckResult.UNCONFIRMED and not first.is_refused
     assert check.unconfirmed == 8
 
-    finding = check.of([rank(rows=4)], 4, 1)
+    finding = check.check([rank(rows=4)], 4, 1)
 
-    assert finding.verdict is Verdict.CONTRADICTED
+    assert finding.result is CheckResult.CONTRADICTED
     assert not finding.is_of_this_size
     assert "5 samples arrived where 8 were asked for" in finding.why
 
 
 def test_an_exploration_that_goes_on_checks_a_size_by_what_arrived_before():
     before = SizeCheck()
-    before.of([packed(1004)], 4, 1)
+    before.check([packed(1004)], 4, 1)
     check = SizeCheck()
-    check.learn(4, before.arrived[4], Verdict.UNCONFIRMED)
+    check.learn(4, before.arrived[4], CheckResult.UNCONFIRMED)
 
     assert check.unconfirmed == 4
-    assert check.of([packed(1993)], 8, 1).verdict is Verdict.VERIFIED
+    assert check.check([packed(1993)], 8, 1).result is CheckResult.VERIFIED
     assert check.unconfirmed is None
 
 
@@ -166,9 +166,9 @@ def dropping(rows: int, fetches_per_pass: int) -> Rank:
 
 def test_a_program_that_drops_batches_at_a_larger_size_is_contradicted_at_that_size_alone():
     check = SizeCheck()
-    check.of([dropping(4, 1)], 4, 1)
+    check.check([dropping(4, 1)], 4, 1)
 
-    finding = check.of([dropping(8, 2)], 8, 1)
+    finding = check.check([dropping(8, 2)], 8, 1)
 
     assert finding.is_refused and finding.is_of_this_size
     assert "2.0 micro-batches of 8 arrived for each that was trained" in finding.why
@@ -176,9 +176,9 @@ def test_a_program_that_drops_batches_at_a_larger_size_is_contradicted_at_that_s
 
 def test_batches_of_other_sizes_are_not_taken_for_dropped_ones():
     check = SizeCheck()
-    check.of([dropping(4, 1)], 4, 1)
+    check.check([dropping(4, 1)], 4, 1)
 
-    assert check.of([dataclasses.replace(dropping(8, 2), rows={8: 9, 3: 7})], 8, 1).verdict is Verdict.VERIFIED
+    assert check.check([dataclasses.replace(dropping(8, 2), rows={8: 9, 3: 7})], 8, 1).result is CheckResult.VERIFIED
 
 
 @pytest.mark.parametrize(("fetches_per_pass", "num_others", "share"), [(2, 1, 1), (4, 3, 1), (1, 1, 1), (2, 0, 2)])
@@ -186,7 +186,7 @@ def test_a_rank_that_loads_the_batches_of_all_ranks_trained_with_its_share(fetch
     loading = dataclasses.replace(dropping(8, fetches_per_pass), num_samples=120)
     others = [dataclasses.replace(dropping(8, 0), rows={}) for _ in range(num_others)]
 
-    first, *rest = with_own_batches([loading, *others])
+    first, *rest = share_batches([loading, *others])
 
     assert {step.num_fetches for step in first.steps} == {share}
     assert first.num_samples == 120 * share // fetches_per_pass
@@ -195,18 +195,18 @@ def test_a_rank_that_loads_the_batches_of_all_ranks_trained_with_its_share(fetch
 
 def test_a_program_that_takes_two_batches_for_each_pass_at_every_size_is_verified():
     check = SizeCheck()
-    check.of([dropping(4, 2)], 4, 1)
+    check.check([dropping(4, 2)], 4, 1)
 
-    assert check.of([dropping(8, 2)], 8, 1).verdict is Verdict.VERIFIED
+    assert check.check([dropping(8, 2)], 8, 1).result is CheckResult.VERIFIED
 
 
 @pytest.mark.parametrize(
     ("digests", "asked", "num_replicas", "verdict"),
     [
-        (("a", "b"), 2, 2, Verdict.VERIFIED),
-        (("a", "b"), None, 2, Verdict.VERIFIED),
-        (("a", "a"), 2, 1, Verdict.CONTRADICTED),
-        (("a",), 2, 1, Verdict.CONTRADICTED),
+        (("a", "b"), 2, 2, CheckResult.VERIFIED),
+        (("a", "b"), None, 2, CheckResult.VERIFIED),
+        (("a", "a"), 2, 1, CheckResult.CONTRADICTED),
+        (("a",), 2, 1, CheckResult.CONTRADICTED),
     ],
 )
 def test_ranks_with_batches_of_their_own_are_replicas(digests, asked, num_replicas, verdict):
@@ -214,18 +214,18 @@ def test_ranks_with_batches_of_their_own_are_replicas(digests, asked, num_replic
 
     found, finding = check_replicas(ranks, asked)
 
-    assert (found, finding.verdict) == (num_replicas, verdict)
+    assert (found, finding.result) == (num_replicas, verdict)
 
 
 def test_an_accumulation_that_did_not_happen_is_contradicted():
-    timing = timing_of(rank(passes=2), num_warmup=3, micro_batch_size=4)
+    timing = time_rank(rank(passes=2), num_warmup=3, micro_batch_size=4)
 
-    assert check_accumulation(timing, 2).verdict is Verdict.VERIFIED
-    assert check_accumulation(timing, 4).verdict is Verdict.CONTRADICTED
+    assert check_accumulation(timing, 2).result is CheckResult.VERIFIED
+    assert check_accumulation(timing, 4).result is CheckResult.CONTRADICTED
 
 
 def test_a_step_is_the_time_between_updates_and_a_pass_is_its_share_without_the_update():
-    timing = timing_of(rank(seconds=1.0, passes=2, update_s=0.2), num_warmup=3, micro_batch_size=4)
+    timing = time_rank(rank(seconds=1.0, passes=2, update_s=0.2), num_warmup=3, micro_batch_size=4)
 
     assert timing.step_time_s == pytest.approx(1.0)
     assert timing.pass_times_s == pytest.approx([0.4] * 5)
@@ -246,7 +246,7 @@ def with_last_batches(samples: list[int], *, is_of_loader: bool) -> Rank:
 @pytest.mark.parametrize("is_of_loader", [True, False])
 @pytest.mark.parametrize("samples", [[90, 10], [40, 40, 20], [100], [*[40] * 9, 20], [*[10] * 16, 5]])
 def test_a_pass_is_one_of_a_full_batch_where_the_last_batch_of_each_epoch_is_smaller(samples, is_of_loader):
-    timing = timing_of(with_last_batches(samples, is_of_loader=is_of_loader), num_warmup=3, micro_batch_size=samples[0])
+    timing = time_rank(with_last_batches(samples, is_of_loader=is_of_loader), num_warmup=3, micro_batch_size=samples[0])
 
     of_an_epoch_s = sum(1.0 + 0.01 * num_samples for num_samples in samples)
     pass_s = of_an_epoch_s * samples[0] / sum(samples)
@@ -258,7 +258,7 @@ def test_a_pass_is_one_of_a_full_batch_where_the_last_batch_of_each_epoch_is_sma
 def test_without_a_loader_batches_of_ever_other_sizes_count_by_all_of_their_samples():
     samples = [60 + (7 * number) % 23 for number in range(23)]
 
-    timing = timing_of(with_last_batches(samples, is_of_loader=False), num_warmup=3, micro_batch_size=100)
+    timing = time_rank(with_last_batches(samples, is_of_loader=False), num_warmup=3, micro_batch_size=100)
 
     seconds = [100 * (1.0 + 0.01 * number) / number for number in samples[3:]]
     assert len(timing.pass_times_s) == 4
@@ -270,7 +270,7 @@ def test_without_a_loader_batches_of_ever_other_sizes_count_by_all_of_their_samp
     [(1, 0.09), (8, 0.1), (16, 0.1), (40, 0.2), (64, 0.3), (128, 0.6), (2, 0.09 + 0.01 / 7)],
 )
 def test_a_step_is_expected_on_the_line_between_known_ones_and_beyond_them_in_proportion(size, seconds):
-    assert expected_step_s({64: 0.3, 1: 0.09, 16: 0.1, 8: 0.1}, size) == pytest.approx(seconds)
+    assert expect_step_s({64: 0.3, 1: 0.09, 16: 0.1, 8: 0.1}, size) == pytest.approx(seconds)
 
 
 def test_the_seconds_of_an_evaluation_are_of_no_step():
@@ -278,20 +278,20 @@ def test_the_seconds_of_an_evaluation_are_of_no_step():
     steps[5:] = [dataclasses.replace(one, ended_s=one.ended_s + 30.0) for one in steps[5:]]
     steps[5] = dataclasses.replace(steps[5], evaluation_s=30.0)
 
-    timing = timing_of(dataclasses.replace(rank(), steps=tuple(steps)), num_warmup=3, micro_batch_size=4)
+    timing = time_rank(dataclasses.replace(rank(), steps=tuple(steps)), num_warmup=3, micro_batch_size=4)
 
     assert timing.step_times_s == pytest.approx([1.0] * 5)
 
 
 def test_the_slowest_rank_is_the_timing_and_a_rank_without_timed_steps_leaves_none():
-    assert slowest(
+    assert find_slowest(
         [rank(seconds=1.0), rank(seconds=2.0)], num_warmup=3, micro_batch_size=4
     ).step_time_s == pytest.approx(2.0)
-    assert slowest([rank(), rank()], num_warmup=8, micro_batch_size=4) is None
+    assert find_slowest([rank(), rank()], num_warmup=8, micro_batch_size=4) is None
 
 
 def test_many_short_timings_become_means_of_equal_groups():
-    assert in_groups([1.0, 3.0, 5.0, 7.0, 9.0], 2) == (2.0, 6.0)
+    assert group_means([1.0, 3.0, 5.0, 7.0, 9.0], 2) == (2.0, 6.0)
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ def listed(rows: int, *, num_samples: int | None = 8192, longest: int = 0) -> Ra
 def test_a_command_that_takes_other_sizes_than_asked_is_found_out(takes, verdicts, words):
     check = SizeCheck()
     for size, verdict in verdicts.items():
-        finding = check.of([listed(takes(size))], size, 1)
-        assert finding.verdict.value == verdict, size
+        finding = check.check([listed(takes(size))], size, 1)
+        assert finding.result.value == verdict, size
 
     assert any(word in f"{finding.why} {finding.hint}" for word in words.split("|"))
     assert "the data has no more" not in finding.why
@@ -369,9 +369,9 @@ def test_a_command_that_takes_other_sizes_than_asked_is_found_out(takes, verdict
 def test_a_largest_size_is_of_the_data_only_where_the_data_has_no_more(num_samples, words):
     check = SizeCheck()
     for size in (1, 4):
-        check.of([listed(size)], size, 1)
+        check.check([listed(size)], size, 1)
 
-    finding = check.of([listed(32, num_samples=num_samples)], 64, 1)
+    finding = check.check([listed(32, num_samples=num_samples)], 64, 1)
 
     assert words in finding.why
     assert finding.is_of_this_size and finding.num_samples == 32
@@ -381,9 +381,9 @@ def test_batches_that_were_cut_show_no_size_by_which_another_counts_as_followed(
     check = SizeCheck()
     assert not take_capacity(check, [listed(1, longest=16)], 64)
     for size in (1, 2, 4):
-        check.of([listed(size, longest=16)], size, 1, cut_from=64)
+        check.check([listed(size, longest=16)], size, 1, cut_from=64)
 
-    finding = check.of([listed(16)], 32, 1)
+    finding = check.check([listed(16)], 32, 1)
 
     assert finding.is_refused and not finding.is_of_this_size
     assert "{micro_batch_size}" in finding.hint
@@ -399,10 +399,10 @@ def test_a_start_whose_lists_are_all_of_the_data_shows_nothing_and_goes_on():
 def test_where_all_starts_were_given_one_size_another_start_is_needed():
     check = SizeCheck()
     assert take_capacity(check, [listed(1, longest=64)], 64)
-    check.of([listed(1, longest=64)], 1, 1, cut_from=64)
-    assert check.needs_another_start
+    check.check([listed(1, longest=64)], 1, 1, cut_from=64)
+    assert check.size_to_confirm == 1
 
-    assert check.of([listed(64)], 1, 1).is_refused
+    assert check.check([listed(64)], 1, 1).is_refused
     resumed = SizeCheck()
-    resumed.learn(1, dataclasses.replace(check.arrived[1], cut_from=64), Verdict.VERIFIED)
-    assert resumed.needs_another_start
+    resumed.learn(1, dataclasses.replace(check.arrived[1], cut_from=64), CheckResult.VERIFIED)
+    assert resumed.size_to_confirm == 1

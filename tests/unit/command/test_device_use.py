@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.command import device_use
-from bexplore.command.device_use import DeviceUse
+from bexplore.command import processes
+from bexplore.command.processes import DeviceUse
 
 MEMORY = "--query-gpu=uuid,memory.used"
 PROCESSES = "--query-compute-apps=gpu_uuid,pid"
@@ -28,7 +28,7 @@ exit 0
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(device_use, "POLL_S", 0.01)
+    monkeypatch.setattr(processes, "FREE_POLL_S", 0.01)
 
     def prints(query: str, *answers: str) -> None:
         (tmp_path / query).mkdir()
@@ -45,7 +45,7 @@ def test_the_memory_of_an_ended_start_is_waited_for(driver):
 
 
 def test_memory_that_is_never_free_is_a_warning_about_the_next_size(driver, monkeypatch):
-    monkeypatch.setattr(device_use, "FREE_LIMIT_S", 0.1)
+    monkeypatch.setattr(processes, "FREE_LIMIT_S", 0.1)
     driver(MEMORY, "GPU-1, 500\nGPU-2, 5", "GPU-1, 500\nGPU-2, 2053")
 
     assert DeviceUse().wait_until_free() == [

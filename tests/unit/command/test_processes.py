@@ -78,3 +78,11 @@ def test_a_process_that_was_killed_from_outside_is_gone(started):
 
     assert start.return_code == -signal.SIGKILL
     assert start.alive() == []
+
+
+def test_a_command_that_ran_until_it_was_ended_has_no_status(started):
+    start = started(sys.executable, "-c", SLEEPS)
+
+    assert start.end() == []
+
+    assert start.return_code is None

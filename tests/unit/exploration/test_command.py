@@ -9,7 +9,8 @@ import optuna
 import pytest
 
 from bexplore.api import explore
-from bexplore.command.runner import PROBING_ACCUMULATION, CommandSettings
+from bexplore.command.judgement import PROBING_ACCUMULATION
+from bexplore.command.runner import CommandSettings
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import UserProgramError

@@ -34,14 +34,7 @@ class ReadSet:
 
 
 class Turn:
-    """The time from which on a data set is read.
-
-    Attributes:
-        key: Of the data set.
-        at_s: When it was turned to.
-        num_passes: Passes before.
-        is_off: Whether gradients were switched off since.
-    """
+    """The time from which on a data set is read, the passes before, and whether gradients were switched off since."""
 
     __slots__ = ("at_s", "is_off", "key", "num_passes")
 

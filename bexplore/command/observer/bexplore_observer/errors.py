@@ -18,13 +18,7 @@ _NO_ERRORS = (SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit)
 
 
 class ErrorReport:
-    """Reports the first error of a process.
-
-    Args:
-        exchange: Takes the report.
-        read_rank: Returns the rank as text; None for none.
-        read_counts: Returns the steps and the batches so far.
-    """
+    """Reports the first error of a process, with its rank and its steps and batches so far."""
 
     def __init__(
         self,

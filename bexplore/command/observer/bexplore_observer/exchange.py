@@ -24,12 +24,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .steps import Observer
 
 clock = time.perf_counter
 EXCHANGE_S = 0.25  # the explorer names the last step further ahead: `bexplore.command.watch`
 SIGN_S = 1.0  # between two signs of life while no step ends
-# Share of one processor that a process uses where it works. Source: a judgement; one that waits in a collective of gloo
+# Share of one processor that a process uses where it works. Source: chosen; one that waits in a collective of gloo
 # or sleeps uses below a hundredth, and a training on a busy machine still gets a tenth.
 WORKING_SHARE = 0.1
 LOOKS = 12  # for a sign of the explorer, within the time after which it counts as gone
@@ -38,11 +41,7 @@ STEPS_TO_COMMON, EXCHANGES_TO_COMMON = 20, 4
 
 
 class EventLog:
-    """What the observer did, for people: a line for each event in a file that all processes share.
-
-    Args:
-        path: The file; None for no log.
-    """
+    """What the observer did, for people: a line for each event in a file that all processes share; None for no log."""
 
     def __init__(self, path: str | None) -> None:
         self.path = path
@@ -69,11 +68,6 @@ class Exchange:
     Args:
         settings: Of the first probe.
         read_counts: Returns steps, passes and batches read for passes so far, and other signs of life.
-
-    Attributes:
-        reports: The folder in which this process reports.
-        last_step: The number of the step after which it stops.
-        num_signs: Signs of life that are no step, pass or batch.
     """
 
     def __init__(self, settings: Mapping[str, Any], read_counts: Callable[[], tuple[int, int, int, int]]) -> None:
@@ -174,61 +168,38 @@ class Exchange:
                 stream.write(f"{num_steps + ahead}\n")
 
 
-class Pulse:
-    """A thread that gives signs of life from the first step on: sampling, generation and the like call no hook.
+def begin_pulse(observer: Observer) -> None:
+    """Let a thread give signs of life from the first step on: sampling, generation and the like call no hook."""
+    import _thread  # unlike `threading`, it shows the training no further thread
 
-    Args:
-        thread: Identity of the thread that trains.
-        is_idle_in_wait: Returns whether a process that waits for others uses no processor.
-        is_quiet: Returns whether no sign is wanted now.
-        is_saving: Returns whether a checkpoint is being written.
-        give_sign: Counts and gives a sign.
-        note: Takes an exception.
-    """
+    _thread.start_new_thread(_give_pulse, (observer,))
 
-    def __init__(
-        self,
-        thread: int | None,
-        *,
-        is_idle_in_wait: Callable[[], bool],
-        is_quiet: Callable[[], bool],
-        is_saving: Callable[[], bool],
-        give_sign: Callable[[], None],
-        note: Callable[[str, Exception], None],
-    ) -> None:
-        self._thread = thread
-        self._is_idle_in_wait, self._is_quiet, self._is_saving = is_idle_in_wait, is_quiet, is_saving
-        self._give_sign, self._note = give_sign, note
 
-    def begin(self) -> None:
-        """Start the thread."""
-        import _thread  # unlike `threading`, it shows the training no further thread
+def _give_pulse(observer: Observer) -> None:
+    try:
+        before: list[tuple[int, int]] | None = None
+        used_s, at_s = time.process_time(), time.monotonic()
+        while True:
+            time.sleep(SIGN_S)
+            now_used_s, now_s, place = time.process_time(), time.monotonic(), _find_code(observer.thread)
+            is_busy = now_used_s - used_s > WORKING_SHARE * (now_s - at_s)
+            is_working = is_busy and (place != before or observer.is_idle_in_wait())
+            if not observer.is_done and (is_working or observer.num_saving):
+                observer.exchange.num_signs += 1
+                observer.exchange.give_sign()
+            before, used_s, at_s = place, now_used_s, now_s
+    except Exception as error:
+        observer.note("pulse", error)
 
-        _thread.start_new_thread(self._run, ())
 
-    def _run(self) -> None:
-        try:
-            before: list[tuple[int, int]] | None = None
-            used_s, at_s = time.process_time(), time.monotonic()
-            while True:
-                time.sleep(SIGN_S)
-                now_used_s, now_s, place = time.process_time(), time.monotonic(), self._find_place()
-                is_busy = now_used_s - used_s > WORKING_SHARE * (now_s - at_s)
-                is_working = is_busy and (place != before or self._is_idle_in_wait())
-                if not self._is_quiet() and (is_working or self._is_saving()):
-                    self._give_sign()
-                before, used_s, at_s = place, now_used_s, now_s
-        except Exception as error:
-            self._note("pulse", error)
-
-    def _find_place(self) -> list[tuple[int, int]]:
-        """Return where the code of the thread that trains is: a call that waits for others stays where it is."""
-        found = []
-        frame = None if self._thread is None else sys._current_frames().get(self._thread)
-        while frame is not None:
-            found.append((id(frame.f_code), frame.f_lasti))
-            frame = frame.f_back
-        return found
+def _find_code(thread: int | None) -> list[tuple[int, int]]:
+    """Return where the code of a thread is: a call that waits for others stays where it is."""
+    found = []
+    frame = None if thread is None else sys._current_frames().get(thread)
+    while frame is not None:
+        found.append((id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return found
 
 
 def parse_json(text: str) -> Any:

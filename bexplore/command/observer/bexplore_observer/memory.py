@@ -10,11 +10,7 @@ Note = Callable[[str, Any], None]  # takes a place and an exception or a text
 
 
 class Device:
-    """The accelerator of this rank, which is known at its first pass.
-
-    Args:
-        torch: The module.
-    """
+    """The accelerator of this rank, which is known at its first pass."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -78,13 +74,7 @@ class Device:
 
 
 class MemoryStep:
-    """The step whose memory is measured; it is not timed.
-
-    Args:
-        torch: The module.
-        device: The accelerator of this rank.
-        note: Takes what went wrong.
-    """
+    """The step whose memory is measured; it is not timed."""
 
     def __init__(self, torch: Any, device: Device, note: Note) -> None:
         self._torch, self._device, self._note = torch, device, note
@@ -96,11 +86,7 @@ class MemoryStep:
         self._profiler: Any = None
 
     def begin(self, *, profiles: bool) -> None:
-        """Begin the step.
-
-        Args:
-            profiles: Whether tensors in the host's memory are followed by a profiler, where there is no device.
-        """
+        """Begin the step; without a device, a profiler may follow the tensors in the host's memory."""
         self.measured["resident_before_bytes"] = read_status_bytes("VmRSS")
         try:
             with open("/proc/self/clear_refs", "w") as stream:

@@ -35,14 +35,6 @@ class ModelWatch:
 
     They show the size where no loader returned micro-batches of it, and which batches the passes take in a start that
     serves several sizes.
-
-    Args:
-        observer: Knows the probe and where the training is.
-
-    Attributes:
-        inputs: Leading dimension and elements of the inputs of a few calls.
-        samples: Steps and the samples that arrived in them, where no loader shows them.
-        own_from_step: The first step in which a model was given a batch of the probe's size; None for none yet.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -56,9 +48,9 @@ class ModelWatch:
 
     def reset_probe(self) -> None:
         """Forget what was seen of a probe."""
-        self.inputs: list[tuple[int | None, int]] = []
-        self.samples: list[tuple[int, int]] = []
-        self.own_from_step: int | None = None
+        self.inputs: list[tuple[int | None, int]] = []  # leading dimension and elements, of a few calls
+        self.samples: list[tuple[int, int]] = []  # steps and their samples, where no loader shows them
+        self.own_from_step: int | None = None  # the first with a batch of the probe's size
         self._rows_per_sample: dict[int, float] = {}  # of models whose calls are to show when own batches arrive
         self._handles: list[Any] = []
         self._watched: list[Any] = []

@@ -15,7 +15,16 @@ from typing import Any
 from . import hooks
 from .batches import Fetches, ReadSet, count_evaluation_seconds, digest, find_tensors, read_leading_dimension
 from .errors import ErrorReport
-from .exchange import SIGN_S, Exchange, Pulse, clock, parse_json, read_host, read_process_start_s, read_settings
+from .exchange import (
+    SIGN_S,
+    Exchange,
+    begin_pulse,
+    clock,
+    parse_json,
+    read_host,
+    read_process_start_s,
+    read_settings,
+)
 from .lists import IndexLists, read_num_samples
 from .memory import Device, MemoryStep, limit_host_memory, read_status_bytes
 from .models import ModelWatch, UnseenUpdates, find_batch_coupled, read_compiler_counters
@@ -25,7 +34,7 @@ SHOWN = 3  # batches in a row of which a dimension shows the size, after which n
 LEVELS_OF_MODEL = 3  # of modules that are watched, a step each, until one is called
 DIGESTS = 3  # batches that are compared between ranks
 PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
-# Epochs without a batch, and seconds since the first, after which no batch is expected any more. Source: a judgement;
+# Epochs without a batch, and seconds since the first, after which no batch is expected any more. Source: chosen;
 # an empty epoch takes a millisecond, and with workers a tenth of a second.
 EMPTY_EPOCHS, EMPTY_S = 3, 2.0
 MOST_NOTES = 5
@@ -36,12 +45,7 @@ RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def install(folder: str, torch: Any) -> None:
-    """Observe this process; called once, when torch has been executed.
-
-    Args:
-        folder: Holds the settings of the first probe.
-        torch: The module.
-    """
+    """Observe this process; called once, when torch has been executed."""
     observer = Observer(folder, torch)
     try:
         observer.write_hello()
@@ -362,7 +366,9 @@ class Observer:
         count = len(self._steps)
         if self.exchange.is_due():
             self.exchange.exchange(count)
-            self._begin_pulse()
+            if not self._has_pulse:
+                self._has_pulse = True
+                begin_pulse(self)
         if count <= LEVELS_OF_MODEL:
             self._models.watch_inputs()
         if count == 1 and self.settings.get("capacity"):
@@ -386,24 +392,7 @@ class Observer:
         self._passes = self._updates = 0
         self._update_s = 0.0
 
-    def _begin_pulse(self) -> None:
-        if self._has_pulse:
-            return
-        self._has_pulse = True
-        Pulse(
-            self.thread,
-            is_idle_in_wait=self._is_idle_in_wait,
-            is_quiet=lambda: self.is_done,
-            is_saving=lambda: self.num_saving > 0,
-            give_sign=self._give_sign_of_work,
-            note=self.note,
-        ).begin()
-
-    def _give_sign_of_work(self) -> None:
-        self.exchange.num_signs += 1
-        self.exchange.give_sign()
-
-    def _is_idle_in_wait(self) -> bool:
+    def is_idle_in_wait(self) -> bool:
         """Return whether a process that waits for others uses no processor: NCCL's and MPI's poll for them."""
         _, world_size, backend = self._find_place()
         return world_size == 1 or backend == "gloo"

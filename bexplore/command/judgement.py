@@ -1,0 +1,514 @@
+"""From a start that was watched to what it shows: an observation, or what is wrong with the command at any size."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from bexplore.command.failures import (
+    KILLED_BY_KERNEL,
+    CommandFailure,
+    describe_end,
+    find_lost_rank,
+    find_reported_failure,
+)
+from bexplore.command.reports import (
+    Rank,
+    Reports,
+    describe_compiler,
+    describe_device,
+    describe_memory,
+    describe_swallowed,
+    find_last_batch,
+    find_num_samples,
+    list_notes,
+    share_batches,
+)
+from bexplore.command.timing import (
+    MIN_TIMED_STEPS,
+    WARMUP_STEPS,
+    StepTiming,
+    expect_step_s,
+    find_own_step,
+    find_slowest,
+    group_means,
+    share_evaluations,
+)
+from bexplore.command.verdicts import (
+    Arrived,
+    CheckResult,
+    Finding,
+    SizeCheck,
+    check_accumulation,
+    check_replicas,
+    is_cut,
+)
+from bexplore.command.watch import Ending, OpenStart, Watch
+from bexplore.config.command import Command
+from bexplore.engine.protocol.failures import ended_with, full_disk, last_line
+from bexplore.errors import UserProgramError
+from bexplore.host.clocks import SUSPENDED
+from bexplore.host.process_tree import PROBE_MARK
+from bexplore.measurement.probe import Observation, Outcome
+from bexplore.units import counted, format_seconds
+
+# Micro-batches of a step while probing, where the command lets it be chosen: two tell a pass from an update and from
+# what happens once a step.
+PROBING_ACCUMULATION = 2
+MAX_TIMED_STEPS = 5000  # Source: 8 s of steps of 1.6 ms
+# Seconds of timed steps of each further size of a start. Source: runs of one size differ by far more than the passes of
+# one run, benchmarks/results/command_shared_starts.md: a second look at a size is worth more than a longer one.
+FURTHER_S = 0.5
+# The size that a start for several sizes is given: so many times the size for which it is started, or so many samples.
+# A search goes on from its base with up to 64 samples, and later in steps of less than 8 times; a size far above what
+# is asked for may exceed the samples that the training has. Source: searches among 4,096 sizes of the simulator.
+CAPACITY_TIMES, LEAST_CAPACITY = 8, 64
+# Steps of batches that were read ahead at the size before, beyond which a size has a start of its own. Source: chosen;
+# queues of prefetching threads have up to some ten batches.
+MOST_STEPS_AHEAD = 64
+# Seconds in which a start that was given a size which nobody asked for must come to its first pass: where no start is
+# known, where one is, and so many times the longest. Source: chosen; most programs load their data in a minute.
+FIRST_PASS_S, KNOWN_PASS_S, KNOWN_PASS_TIMES = 120.0, 30.0, 3.0
+# Exceptions before the first batch that no size causes, if their texts do not name it. Source: chosen: checks of a size
+# raise a ValueError, an AssertionError or a RuntimeError, or end the command by `argparse`.
+OF_NO_SIZE = (
+    "ImportError",
+    "ModuleNotFoundError",
+    "SyntaxError",
+    "IndentationError",
+    "NameError",
+    "AttributeError",
+    "FileNotFoundError",
+    "PermissionError",
+    "NotADirectoryError",
+    "IsADirectoryError",
+    "JSONDecodeError",
+)
+# What a start without a step may be, beside a slow one.
+_ELSEWHERE = "where it trains in processes of a cluster (Ray's), give them this PYTHONPATH: docs/commands.md, Ray"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What the watch over one probe has seen.
+
+    Attributes:
+        opened: The start.
+        watch: The watch.
+        ending: Why it ended.
+        warnings: Of the machine meanwhile.
+        killed_by_kernel: Whether the kernel's out-of-memory killer struck meanwhile.
+        suspended_s: Seconds in which the machine slept or a process was stopped: the probe is no measurement.
+    """
+
+    opened: OpenStart
+    watch: Watch
+    ending: Ending
+    warnings: tuple[str, ...]
+    killed_by_kernel: bool
+    suspended_s: float
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """The records of its ranks."""
+        return self.watch.reports.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a command cannot be explored, whatever the size.
+
+    Attributes:
+        reason: What is wrong, for people.
+        hint: What to do.
+        traceback_text: What the command wrote; empty where that does not help.
+    """
+
+    reason: str
+    hint: str
+    traceback_text: str = ""
+
+    def as_error(self) -> UserProgramError:
+        """Return the error that tells it to the user."""
+        return UserProgramError(self.reason, hint=self.hint, traceback_text=self.traceback_text)
+
+
+@dataclass(slots=True, kw_only=True)
+class Learned:
+    """What the starts of one command have shown so far.
+
+    Attributes:
+        num_replicas: Data-parallel replicas; None before.
+        device_info: Description of the device that the command uses; empty before.
+        sizes: What arrived at each size.
+        step_times_s: By size that was measured.
+        first_pass_s: Seconds of the slowest start until its first pass; None before.
+        max_samples: Samples of a micro-batch that the data fills; None if unknown.
+        too_large: The smallest size that ran out of memory; None for none.
+        early: By size that a start was given, how it failed before its first batch.
+        fails_early: Whether the command fails so at any size.
+    """
+
+    num_replicas: int | None = None
+    device_info: dict[str, Any] = field(default_factory=dict)
+    sizes: SizeCheck = field(default_factory=SizeCheck)
+    step_times_s: dict[int, float] = field(default_factory=dict)
+    first_pass_s: float | None = None
+    max_samples: int | None = None
+    too_large: int | None = None
+    early: dict[int, str] = field(default_factory=dict)
+    fails_early: bool = False
+
+    def take_over(self, observation: Observation) -> None:
+        """Take over what a probe of an earlier explorer has shown."""
+        self.limit_samples(observation.max_samples)
+        if not observation.is_measured:
+            return
+        self.note_first_pass(observation.start_time_s)
+        self.step_times_s[observation.micro_batch_size] = observation.details["step_time_s"]
+        found = observation.details.get("arrived")
+        if found:
+            result = CheckResult(observation.details["verdicts"]["micro_batch_size"])
+            self.sizes.learn(observation.micro_batch_size, Arrived(**found), result)
+
+    def limit_samples(self, max_samples: int | None) -> None:
+        """Note how many samples of a micro-batch the data fills at most."""
+        if max_samples is not None:
+            self.max_samples = min(max_samples, self.max_samples or max_samples)
+
+    def note_first_pass(self, seconds: float) -> None:
+        """Note how long a start took until its first pass."""
+        self.first_pass_s = max(self.first_pass_s or 0.0, seconds)
+
+    def note_out_of_memory(self, micro_batch_size: int) -> None:
+        """Note a size that ran out of memory."""
+        self.too_large = min(micro_batch_size, self.too_large or micro_batch_size)
+
+    def pass_limit_s(self) -> float:
+        """Return the seconds in which a start at a size that nobody asked for must come to its first pass."""
+        if self.first_pass_s is None:
+            return FIRST_PASS_S
+        return max(KNOWN_PASS_S, KNOWN_PASS_TIMES * self.first_pass_s)
+
+    def count_steps(self, micro_batch_size: int) -> int:
+        """Return the steps of a further size of a start, by how long those of other sizes took."""
+        step_s = expect_step_s(self.step_times_s, micro_batch_size)
+        return WARMUP_STEPS + min(max(MIN_TIMED_STEPS, math.ceil(FURTHER_S / step_s)), MAX_TIMED_STEPS)
+
+    def choose_capacity(self, micro_batch_size: int, candidates: Collection[int]) -> int:
+        """Return the size that a start for several sizes is given."""
+        fits = (self.too_large or math.inf) - 1
+        most = min(max(CAPACITY_TIMES * micro_batch_size, LEAST_CAPACITY), fits, self.max_samples or math.inf)
+        return max((one for one in candidates if micro_batch_size < one <= most), default=micro_batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """Says what watched starts of one command show.
+
+    Attributes:
+        command: The command.
+        candidates: Sizes that may be asked for.
+        learned: What its starts have shown so far, which each judgement adds to.
+    """
+
+    command: Command
+    candidates: tuple[int, ...]
+    learned: Learned
+
+    def judge(self, watched: Watched, blank: Observation) -> Observation | Refusal:
+        """Return what a start shows: its blank observation filled in, or why no start shows anything.
+
+        Raises:
+            EngineError: A disk is full.
+        """
+        if watched.suspended_s:
+            return replace(blank, reason=SUSPENDED, details={"ended_by": signal.SIGSTOP.name})
+        if watched.ending is Ending.NO_BATCH:
+            return self._judge_empty_epochs(watched, blank)
+        if watched.ending is not Ending.OBSERVED:
+            _check_host(watched.watch)
+        failure = self._find_failure(watched)
+        if failure is None:
+            return self._judge_training(watched, blank)
+        if isinstance(failure, Refusal):
+            return failure
+        return self._find_early_refusal(failure, watched, blank) or replace(
+            blank,
+            outcome=failure.outcome,
+            reason=failure.reason,
+            traceback_text=failure.traceback_text,
+            details={"ended_by": failure.ended_by} if failure.ended_by else {},
+        )
+
+    def suggest_by_hand(self, micro_batch_size: int) -> str:
+        """Return what to type to run a start by hand."""
+        return "run that start by hand: " + self.command.shown_with(
+            micro_batch_size=micro_batch_size,
+            accumulation=PROBING_ACCUMULATION if self.command.sets_accumulation else 1,
+            num_replicas=self.learned.num_replicas or 1,
+        ).replace("{output_dir}", "$(mktemp -d)")
+
+    # -- a start that gave no measurement
+
+    def _judge_empty_epochs(self, watched: Watched, blank: Observation) -> Observation | Refusal:
+        num_samples, size = find_num_samples(watched.ranks), blank.micro_batch_size
+        hint = "explore smaller sizes, train with more samples, or keep the last batch of an epoch (drop_last=False)"
+        if num_samples is None or num_samples >= size:
+            reason = f"epochs without a batch of {counted(size, 'sample')}: the DataLoader gives none"
+            if self.learned.sizes.arrived:
+                return replace(blank, reason=reason)
+            return Refusal(reason=reason, hint=hint, traceback_text=watched.watch.start.log_tail())
+        reason = f"epochs without a batch of {size}: the data of a rank has {counted(num_samples, 'sample')}"
+        if num_samples < min(self.candidates, default=1):
+            return Refusal(reason=reason, hint=hint, traceback_text=watched.watch.start.log_tail())
+        return replace(blank, reason=f"{reason}; {hint}", max_samples=num_samples)
+
+    def _find_failure(self, watched: Watched) -> CommandFailure | Refusal | None:
+        """Return why a start gave no measurement; None where it gave one."""
+        reports, log = watched.watch.reports, watched.watch.start.log_tail()
+        of_observer = find_reported_failure(reports.errors)
+        is_refused_memory = of_observer is not None and of_observer.outcome is Outcome.OUT_OF_MEMORY
+        if watched.ending is Ending.OBSERVED and not is_refused_memory:
+            return None
+        if of_observer is not None:
+            failure = find_lost_rank(log, reports) or of_observer
+            return KILLED_BY_KERNEL if failure.ended_by and watched.killed_by_kernel else failure
+        return (
+            self._find_unseen(watched, log)
+            or self._find_timeout(watched, log)
+            or describe_end(
+                watched.watch.start.return_code,
+                log,
+                reports,
+                killed_by_kernel=watched.killed_by_kernel,
+                lost_pid=watched.watch.lost_pid,
+            )
+        )
+
+    def _find_unseen(self, watched: Watched, log: str) -> CommandFailure | Refusal | None:
+        """Return why the observer saw no step of a training that may have run well; None where it saw some."""
+        reports, ending, code = watched.watch.reports, watched.ending, watched.watch.start.return_code
+        if ending is Ending.UNOBSERVED:
+            return Refusal(
+                reason="torch runs in the command, and the observer was not loaded into it: its Python ignores "
+                "PYTHONPATH (-I, -E, -S), or its launcher clears the environment",
+                hint=f"let the launcher pass PYTHONPATH and {PROBE_MARK} on, leave -S out, and for -I or -E install "
+                "the observer there: bexplore attach --install --python PYTHON",
+            )
+        ended_well = bool(reports.hellos) and not reports.ranks and code == 0
+        if ending is Ending.NO_STEP or (ending is Ending.ENDED and ended_well):
+            if self.learned.sizes.arrived:
+                reason = "it ended without an optimizer step: its data may have fewer samples than the size"
+                return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log)
+            read = f"read {reports.num_batches} batches and " if reports.num_batches else ""
+            return Refusal(
+                reason=f"no step observed: the command {read}trains without torch.optim.Optimizer.step and "
+                "torch.autograd.backward",
+                hint="let your optimizer derive from torch.optim.Optimizer and call loss.backward(); where processes "
+                "train that get a PYTHONPATH of their own (runtime_env of Ray), add this one's to it, or type: "
+                "bexplore attach --install --python PYTHON",
+                traceback_text=log,
+            )
+        if ending is Ending.ENDED and not reports.hellos:
+            return Refusal(
+                reason=f"the command {ended_with(0 if code is None else code)} before any process imported torch",
+                hint="run the command by hand first: it must train without bexplore",
+                traceback_text=log,
+            )
+        return None
+
+    def _find_timeout(self, watched: Watched, log: str) -> CommandFailure | None:
+        """Return the failure of a start that was given up; None where it was not."""
+        reports = watched.watch.reports
+        if watched.ending is Ending.TIMED_OUT:
+            most = max(reports.num_steps.values(), default=0)
+            seen = f"after {counted(most, 'step')}" if most else f"and no step was seen; {_ELSEWHERE}"
+            reason = f"it ran for {format_seconds(watched.watch.time_limit_s)}, {seen}"
+        elif watched.ending is Ending.NO_PASS:
+            reason = f"no pass was seen in {format_seconds(self.learned.pass_limit_s())}"
+        elif watched.ending is Ending.HUNG:
+            reason = _describe_hang(reports)
+        elif watched.ending is Ending.HOST_FULL:
+            return CommandFailure(outcome=Outcome.OUT_OF_MEMORY, reason="the memory of the host was nearly used up")
+        else:
+            return None
+        return CommandFailure(outcome=Outcome.TIMED_OUT, reason=reason, traceback_text=log)
+
+    def _find_early_refusal(self, failure: CommandFailure, watched: Watched, blank: Observation) -> Refusal | None:
+        """Return why no further start shows anything: the command fails before its first batch at any size."""
+        learned, opened = self.learned, watched.opened
+        if opened.is_reused or failure.outcome is not Outcome.CRASHED or failure.ended_by or not failure.is_early:
+            return None
+        if learned.sizes.arrived:
+            return None
+        given = opened.capacity or blank.micro_batch_size
+        text = failure.reason.replace(str(opened.folder.path), "")  # which its own messages may name
+        others = [size for size, told in learned.early.items() if told == text]
+        apart = any(max(size, given) >= CAPACITY_TIMES * min(size, given) for size in others)
+        is_certain = failure.exception_type in OF_NO_SIZE and not re.search(rf"(?<!\d){given}(?!\d)", text)
+        learned.early[given] = text
+        learned.fails_early = is_certain or apart
+        if not learned.fails_early:
+            return None
+        return Refusal(
+            reason=f"the command fails before its first batch, whatever the size: {failure.reason}",
+            hint=self.suggest_by_hand(given),
+            traceback_text=failure.traceback_text,
+        )
+
+    # -- a training that was observed
+
+    def _judge_training(self, watched: Watched, blank: Observation) -> Observation | Refusal:
+        """Return the measurement, unless the training did something else than asked."""
+        size, opened = blank.micro_batch_size, watched.opened
+        reports = replace(watched.watch.reports, ranks=share_batches(watched.ranks))
+        first = find_common_step(reports.ranks)
+        if first is None:
+            return replace(blank, reason=f"the model had no batch of {size} after those that were read ahead")
+        timed = share_evaluations(reports.ranks)
+        timing = find_slowest(timed, num_warmup=first + WARMUP_STEPS, micro_batch_size=size)
+        if timing is None or timing.num_steps < MIN_TIMED_STEPS:
+            return self._judge_short_training(reports, blank)
+        if opened.capacity is not None and not is_cut(reports.ranks, size, opened.capacity):
+            return replace(blank, reason=f"batches of {size} could not be cut from those of {opened.capacity}")
+        if any(rank.record["is_resumed"] for rank in reports.ranks):
+            return Refusal(
+                reason="the training loaded an optimizer's state before its first step: each probe would resume from "
+                "it",
+                hint="leave the checkpoint out while you explore; the size holds for the resumed training too",
+            )
+        return self._judge_settings(reports, timing, opened, blank)
+
+    def _judge_settings(
+        self, reports: Reports, timing: StepTiming, opened: OpenStart, blank: Observation
+    ) -> Observation | Refusal:
+        """Return the measurement, where what was asked for was seen and no refusal of memory was swallowed."""
+        size = blank.micro_batch_size
+        findings, num_replicas = self._check_settings(reports, timing, opened, size)
+        wrong = next((one for one in findings.values() if one.is_refused), None)
+        if wrong is not None and not wrong.is_of_this_size:
+            return refuse(wrong)
+        details = _describe_details(reports, timing, num_replicas, size)
+        details["verdicts"] = {name: finding.result.value for name, finding in findings.items()}
+        if size in self.learned.sizes.arrived:
+            details["arrived"] = asdict(self.learned.sizes.arrived[size])
+        if wrong is not None and wrong.num_samples is not None:
+            return replace(blank, reason=wrong.why, details=details, max_samples=wrong.num_samples)
+        swallowed = wrong.why if wrong is not None else describe_swallowed(reports)
+        if swallowed:
+            hint = f"; {wrong.hint}" if wrong is not None else ""
+            reason = f"{swallowed}: the program may catch what runs out of memory{hint}"
+            return replace(blank, outcome=Outcome.OUT_OF_MEMORY, reason=reason, details=details)
+        self.learned.num_replicas, self.learned.device_info = num_replicas, describe_device(reports)
+        self.learned.step_times_s[size] = timing.step_time_s
+        return replace(
+            blank,
+            outcome=Outcome.MEASURED,
+            details=details,
+            max_samples=find_num_samples(reports.ranks),
+            warnings=(*blank.warnings, *self._note_end_of_data(reports), *list_notes(reports)),
+            **_describe_times(blank, timing, opened, whole_steps=not self.command.sets_accumulation),
+            **describe_memory(reports, needs_least=opened.needs_least),
+            **describe_compiler(reports),
+        )
+
+    def _check_settings(
+        self, reports: Reports, timing: StepTiming, opened: OpenStart, size: int
+    ) -> tuple[dict[str, Finding], int]:
+        """Return what was found of each setting that the command was asked for, and the replicas that it has."""
+        accumulation = opened.accumulation or round(timing.micro_batches_per_step)
+        cut_from = opened.capacity if opened.capacity not in (None, size) else 0
+        of_size = self.learned.sizes.check(reports.ranks, size, accumulation, cut_from=cut_from or 0)
+        num_replicas, of_replicas = check_replicas(reports.ranks, self.command.num_replicas)
+        of_accumulation = check_accumulation(timing, opened.accumulation)
+        return {"micro_batch_size": of_size, "replicas": of_replicas, "accumulation": of_accumulation}, num_replicas
+
+    def _judge_short_training(self, reports: Reports, blank: Observation) -> Observation | Refusal:
+        """Return the largest size that is worth another start: as many samples in as many steps as are needed."""
+        fewest = min(len(rank.steps) for rank in reports.ranks)
+        needed = WARMUP_STEPS + MIN_TIMED_STEPS
+        ended = f"the training ended after {counted(fewest, 'step')}; {needed} are needed"
+        hint = "let the command train longer; it is ended after its last observed step"
+        if not self.learned.sizes.arrived:
+            return Refusal(reason=ended, hint=hint)
+        most = fewest * blank.micro_batch_size // needed
+        return replace(blank, reason=f"{ended}: sizes above {most} are left out, or {hint}", max_samples=most)
+
+    def _note_end_of_data(self, reports: Reports) -> list[str]:
+        """Take over the samples of an epoch; say so once, if they leave candidates out."""
+        before, num_samples = self.learned.max_samples, find_num_samples(reports.ranks)
+        self.learned.limit_samples(num_samples)
+        if before is not None or num_samples is None or num_samples >= max(self.candidates, default=0):
+            return []
+        return [f"an epoch has {counted(num_samples, 'sample')} on each rank: larger sizes are left out"]
+
+
+def refuse(finding: Finding) -> Refusal:
+    """Return the refusal of a command that does something else than asked."""
+    return Refusal(reason=f"{finding.result.value}: {finding.why}", hint=finding.hint)
+
+
+def find_common_step(ranks: Sequence[Rank]) -> int | None:
+    """Return the first step with batches of the probe's size on every rank; None where that would come too late."""
+    firsts = [find_own_step(rank, WARMUP_STEPS + MIN_TIMED_STEPS) for rank in ranks]
+    known = [first for first in firsts if first is not None]
+    latest = max(known, default=0)
+    return latest if len(known) == len(firsts) and latest <= MOST_STEPS_AHEAD else None
+
+
+def count_needed_steps(ranks: Sequence[Rank]) -> int:
+    """Return the steps that a probe needs, those of batches that were read ahead at another size included."""
+    first = find_common_step(ranks)
+    return 0 if first is None else first + WARMUP_STEPS + MIN_TIMED_STEPS
+
+
+def _check_host(watch: Watch) -> None:
+    """Raise an EngineError where a full disk is to blame for the end of a start."""
+    told = "\n".join(error["traceback"] for error in watch.reports.errors)
+    error = full_disk(told or last_line(watch.start.log_tail()))
+    if error is not None:
+        raise error
+
+
+def _describe_hang(reports: Reports) -> str:
+    steps = reports.num_steps
+    fewest = min(steps.values(), default=0)
+    if len(steps) <= 1:
+        return f"no step was completed after step {fewest}, and the process has not worked since: it sleeps or waits"
+    return f"no rank completed a step after step {fewest}: a rank waits for one that does not come"
+
+
+def _describe_times(blank: Observation, timing: StepTiming, opened: OpenStart, *, whole_steps: bool) -> dict[str, Any]:
+    """Return the times of the observation; all that is not a timed pass or update is the price of a start.
+
+    Where the command's accumulation cannot be chosen, an update belongs to every step, and so to the passes.
+    """
+    passes_s, updates_s = timing.pass_times_s, timing.update_times_s
+    if whole_steps:
+        passes_s, updates_s = tuple(s / timing.micro_batches_per_step for s in timing.step_times_s), ()
+    most = blank.probe.max_passes
+    times = {"pass_times_s": group_means(passes_s, most), "update_times_s": group_means(updates_s, most)}
+    start_s = 0.0 if opened.is_reused else max(0.0, blank.elapsed_s - sum(map(sum, times.values())))
+    return times | {"start_time_s": start_s}
+
+
+def _describe_details(reports: Reports, timing: StepTiming, num_replicas: int, micro_batch_size: int) -> dict[str, Any]:
+    return {
+        "num_ranks": len(reports.ranks),
+        "num_replicas": num_replicas,
+        "step_time_s": timing.step_time_s,
+        "micro_batches_per_step": timing.micro_batches_per_step,
+        "passes_per_step": timing.passes_per_step,
+        "optimizers": sorted({name for rank in reports.ranks for name in rank.record["optimizers"]}),
+        "peak_memory_bytes_by_rank": [rank.memory.get("peak_bytes") for rank in reports.ranks],
+        "elements_per_step": [statistics.median(step.num_elements for step in rank.steps) for rank in reports.ranks],
+        "samples_are_seen": True,
+        "batch_coupled": sorted({name for rank in reports.ranks for name in rank.record.get("batch_coupled", ())}),
+        "last_batch": find_last_batch(reports, micro_batch_size),
+    }

@@ -1,0 +1,153 @@
+"""What a watched start shows, as data: an observation, or why no size of the command can be explored."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bexplore.command.judgement import FIRST_PASS_S, Judge, Learned, Refusal, Watched
+from bexplore.command.reports import Rank, Reports
+from bexplore.command.watch import Ending
+from bexplore.config.command import Command
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from tests.unit.command.test_command_verdicts import rank
+
+RECORD = {
+    "is_resumed": False,
+    "optimizers": ["AdamW"],
+    "compiler": None,
+    "notes": [],
+    "device": "cpu",
+    "device_name": "",
+    "torch": "2.13",
+    "is_emulated": False,
+}
+
+
+def observed(rows: int = 4, **more: object) -> Rank:
+    return dataclasses.replace(rank(rows=rows), record=RECORD | more, digests=("a",))
+
+
+def watched(*ranks: Rank, ending: Ending = Ending.OBSERVED, suspended_s: float = 0.0, **more: object) -> Watched:
+    facts = {"hellos": ({"pid": 7, "rank": "0"},), "errors": (), "counts": {}} | more
+    start = SimpleNamespace(return_code=facts.pop("return_code", 0), log_tail=lambda: "the log")
+    opened = SimpleNamespace(
+        capacity=None,
+        accumulation=None,
+        is_reused=False,
+        needs_least=True,
+        folder=SimpleNamespace(path=Path("/run/probes/000")),
+    )
+    watch = SimpleNamespace(start=start, reports=Reports(ranks=ranks, **facts), time_limit_s=60.0, lost_pid=None)
+    return Watched(
+        opened=opened, watch=watch, ending=ending, warnings=(), killed_by_kernel=False, suspended_s=suspended_s
+    )
+
+
+@pytest.fixture
+def learned() -> Learned:
+    return Learned()
+
+
+@pytest.fixture
+def judge(learned):
+    """Return a function that judges a start at a size."""
+    command = Command(argv=("train", "{micro_batch_size}"))
+    own = Judge(command=command, candidates=(1, 2, 4, 8), learned=learned)
+
+    def run(seen: Watched, size: int = 4) -> Observation | Refusal:
+        probe = Probe(number=0, micro_batch_size=size, purpose="base", compilation=Compilation.EXACT)
+        return own.judge(seen, Observation(probe=probe, outcome=Outcome.CRASHED, elapsed_s=30.0))
+
+    return run
+
+
+def test_a_training_that_did_what_was_asked_is_measured_and_learned_from(judge, learned):
+    observation = judge(watched(observed()))
+
+    assert observation.outcome is Outcome.MEASURED
+    assert set(observation.details["verdicts"].values()) == {"verified"}
+    assert learned.num_replicas == 1 and learned.step_times_s.keys() == {4}
+
+
+def test_a_start_that_was_suspended_is_no_measurement(judge):
+    assert judge(watched(observed(), suspended_s=9.0)).details == {"ended_by": "SIGSTOP"}
+
+
+def test_a_resumed_training_is_refused(judge):
+    refusal = judge(watched(observed(is_resumed=True)))
+    assert isinstance(refusal, Refusal) and "loaded an optimizer's state" in refusal.as_error().message
+
+
+@pytest.mark.parametrize(
+    ("ending", "facts", "words"),
+    [
+        (Ending.UNOBSERVED, {}, "the observer was not loaded"),
+        (Ending.NO_STEP, {}, "no step observed"),
+        (Ending.ENDED, {"hellos": ()}, "before any process imported torch"),
+    ],
+)
+def test_a_start_without_an_observed_step_is_refused_at_any_size(judge, ending, facts, words):
+    refusal = judge(watched(ending=ending, **facts))
+    assert isinstance(refusal, Refusal) and words in refusal.reason and refusal.hint
+
+
+def test_a_start_without_a_step_is_of_its_size_once_another_size_arrived(judge):
+    judge(watched(observed()))
+    assert judge(watched(ending=Ending.NO_STEP), 8).outcome is Outcome.CRASHED
+
+
+@pytest.mark.parametrize(
+    ("ending", "outcome", "words"),
+    [
+        (Ending.TIMED_OUT, Outcome.TIMED_OUT, "no step was seen"),
+        (Ending.NO_PASS, Outcome.TIMED_OUT, f"no pass was seen in {FIRST_PASS_S / 60:.0f} min"),
+        (Ending.HUNG, Outcome.TIMED_OUT, "no step was completed"),
+        (Ending.HOST_FULL, Outcome.OUT_OF_MEMORY, "the memory of the host"),
+    ],
+)
+def test_a_start_that_was_given_up_tells_why(judge, ending, outcome, words):
+    observation = judge(watched(ending=ending))
+    assert observation.outcome is outcome and words in observation.reason
+
+
+def error(text: str, kind: str = "ValueError") -> dict:
+    link = {"type": kind, "module": "builtins", "bases": [], "message": text}
+    return {"rank": None, "where": "uncaught", "chain": [link], "traceback": text, "at_s": 1.0, "num_batches": 0}
+
+
+def test_an_import_that_fails_is_refused_at_once_and_a_check_of_a_size_is_not(judge):
+    broken = watched(ending=Ending.ERROR, errors=(error("no module named x", "ImportError"),))
+    assert isinstance(judge(broken), Refusal)
+
+    checked = watched(ending=Ending.ERROR, errors=(error("the size must be even"),))
+    assert judge(checked).outcome is Outcome.CRASHED
+
+
+def test_one_failure_before_the_first_batch_at_sizes_far_apart_is_refused(judge):
+    def fails() -> Watched:
+        return watched(ending=Ending.ERROR, errors=(error("bad option"),))
+
+    assert judge(fails(), 1).outcome is Outcome.CRASHED
+    assert isinstance(judge(fails(), 8), Refusal)
+
+
+def test_memory_that_the_allocator_refused_in_the_observed_steps_is_out_of_memory(judge):
+    refused = dataclasses.replace(observed(), memory={"num_ooms": 3, "num_ooms_before": 1})
+
+    observation = judge(watched(refused))
+
+    assert observation.outcome is Outcome.OUT_OF_MEMORY and "2 times" in observation.reason
+
+
+def test_a_size_for_several_is_below_what_ran_out_of_memory_and_what_the_data_fills(learned):
+    candidates = (1, 2, 4, 8, 16, 32, 64, 128)
+    assert learned.choose_capacity(2, candidates) == 64
+    learned.limit_samples(40)
+    assert learned.choose_capacity(2, candidates) == 32
+    learned.note_out_of_memory(16)
+    assert learned.choose_capacity(2, candidates) == 8
+    assert learned.choose_capacity(8, candidates) == 8
