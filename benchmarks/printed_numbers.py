@@ -29,11 +29,12 @@ import numpy as np
 from benchmarks.machine_facts import machine_facts
 from benchmarks.simulated_jobs import draw_job, load
 from bexplore.exploration.base import find_sizes_that_keep
-from bexplore.exploration.finish import Finish, verified_by
+from bexplore.exploration.finish import Finish
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.bexp import recommendation_line
 from bexplore.output.summary import summary_text
 from bexplore.run import run_directory
+from bexplore.run.facts import verified_by
 from bexplore.run.fingerprint import search_settings
 from bexplore.run.result import RunResult
 from bexplore.search.loop import RunRecord, explore
@@ -190,7 +191,7 @@ def faults(
     tolerance: float,
 ) -> Iterator[str]:
     """Yield what is contradictory in a summary, its result and the last streamed line."""
-    speeds = {one.micro_batch_size: one for one in result.speeds}
+    speeds = {one.micro_batch_size: one for one in result.answer.speeds}
     measured = {size for one in observations if one.is_measured for size in one.estimates}
     size = result.micro_batch_size
     assert size is not None  # the caller has checked it
@@ -212,12 +213,12 @@ def faults(
         yield from _differ(f"speed of size {small}", low, f"{speeds[int(small)].samples_per_s:.4g}")
         yield from _differ(f"speed of size {large}", high, f"{speeds[int(large)].samples_per_s:.4g}")
     steps = STEP.findall(text)
-    if len(steps) != len(result.global_batch_sizes):
-        yield f"{len(steps)} steps were read of {len(result.global_batch_sizes)}"
+    if len(steps) != len(result.batch.global_batch_sizes):
+        yield f"{len(steps)} steps were read of {len(result.batch.global_batch_sizes)}"
     for _, accumulation, step in steps:
-        wanted_s = int(accumulation) * size / answer.samples_per_s + (result.update_time_s or 0.0)
+        wanted_s = int(accumulation) * size / answer.samples_per_s + (result.answer.update_time_s or 0.0)
         yield from _differ(f"step of {accumulation} passes", step, format_seconds(wanted_s))
-    band = result.throughput_band
+    band = result.search.throughput_band
     for one in [] if band is None else speeds.values():
         at = band.sizes.index(one.micro_batch_size)
         if not math.isclose(band.middle[at], one.samples_per_s, rel_tol=1e-4):
@@ -232,13 +233,13 @@ def _faults_of_headline(result: RunResult, text: str, line: str, *, base: int) -
     if head is None or last is None:
         yield f"unread: {text.splitlines()[0]} / {line}"
         return
-    speeds = {one.micro_batch_size: one.samples_per_s for one in result.speeds}
+    speeds = {one.micro_batch_size: one.samples_per_s for one in result.answer.speeds}
     size = int(head["size"])
     yield from _differ("samples/s of the answer", head["speed"], f"{speeds[size]:.4g}")
     yield from _differ("streamed size", last[1], head["size"])
     yield from _differ("streamed score", last[3], head["score"])
     yield from _differ("streamed factor", last[2], f"{speeds[size] / speeds[base]:.2f}")
-    yield from _differ("base", str(result.base_micro_batch_size), str(base))
+    yield from _differ("base", str(result.answer.base_micro_batch_size), str(base))
     if head["factor"] is None:
         yield from _differ("the answer that is the base", head["size"], str(base))
         return
@@ -252,7 +253,7 @@ def _faults_of_answer(result: RunResult, observations: Sequence[Observation], wo
     """Yield an answer that was not verified, or than which something measured is faster."""
     size = result.micro_batch_size
     assert size is not None
-    answer = next(one for one in result.speeds if one.micro_batch_size == size)
+    answer = next(one for one in result.answer.speeds if one.micro_batch_size == size)
     of_size = [one for one in observations if one.micro_batch_size == size]
     ran = verified_by(observations, size)
     if ran is None or ran.probe.compilation.is_for_search:
@@ -261,7 +262,7 @@ def _faults_of_answer(result: RunResult, observations: Sequence[Observation], wo
         yield f"{size} ran out of memory when it was verified"
     refused = [one.micro_batch_size for one in observations if one.outcome is Outcome.OUT_OF_MEMORY]
     limit = min(refused, default=math.inf)
-    for one in result.speeds:
+    for one in result.answer.speeds:
         if one.micro_batch_size < limit and one.interval[0] > answer.interval[1]:
             yield f"{one.micro_batch_size} at {one.interval} is faster than {size} at {answer.interval}"
     if world.common_mode_sd or world.outlier_share or world.drift_per_probe:

@@ -15,11 +15,10 @@ import yaml
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.exploration.base import find_sizes_that_keep
-from bexplore.exploration.finish import keeps_batch_size
 from bexplore.job.batching import is_valid_global_batch_size
 from bexplore.measurement.probe import Compilation, Observation
 from bexplore.run.fingerprint import search_settings
-from bexplore.run.result import KeepsBatchSize
+from bexplore.run.parts.batch import KeepsBatchSize, find_size_that_keeps
 from bexplore.search.loop import RunRecord, explore
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.result import ProbeFinished, Result
@@ -146,7 +145,7 @@ def explored(config: Config, seed: int, family: Family) -> Found:
         elif isinstance(event, Result):
             result = event
     assert result is not None
-    second = keeps_batch_size(config, result.second_answer, observations)
+    second = find_size_that_keeps(config, result.second_answer, observations)
     fits = {size: speed for size, speed in world.throughputs.items() if size in sizes}
     return Found(
         config=config,

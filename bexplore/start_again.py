@@ -121,7 +121,7 @@ def explore_program(request: ProgramRequest) -> RunResult:
 def find_accumulation(result: RunResult, global_batch_size: int) -> int:
     """Return the passes of one replica in a step of a global batch size."""
     assert result.micro_batch_size is not None  # `explore_program` returns no other result
-    return split(global_batch_size, result.num_replicas or 1, result.micro_batch_size).accumulation_steps
+    return split(global_batch_size, result.batch.num_replicas or 1, result.micro_batch_size).accumulation_steps
 
 
 def refuse_ranks(num_ranks: int) -> None:
@@ -157,7 +157,7 @@ def _run(request: ProgramRequest) -> RunResult:
     finally:
         logs.configure(-1)
     assert isinstance(event, Finished | AlreadyFinished)  # the last event, or an error was raised
-    if event.result.stop_reason == StopReason.INTERRUPTED or event.result.micro_batch_size is None:
+    if event.result.search.stop_reason == StopReason.INTERRUPTED or event.result.micro_batch_size is None:
         raise KeyboardInterrupt
     return event.result
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bexplore.run.parts.answer import AnswerPart
 from bexplore.run.result import RunResult
 from bexplore.start_again import ProgramRequest, explore_program, read_given_size
 
@@ -44,7 +45,7 @@ def explore(
             ProgramRequest(what="bexplore.transformers.explore", settings=settings, model_dir=model_dir, fresh=fresh)
         )
     if given.output_dir is None:
-        return RunResult(micro_batch_size=given.micro_batch_size)
+        return RunResult(answer=AnswerPart(micro_batch_size=given.micro_batch_size))
     trainer = trainer_factory(given.micro_batch_size)
     _redirect(trainer, given.output_dir)
     trainer.train()

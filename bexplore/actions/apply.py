@@ -26,7 +26,9 @@ from bexplore.exploration.setup import add_loader_lengths
 from bexplore.job import digest_code
 from bexplore.job.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
 from bexplore.run import run_directory
-from bexplore.run.result import KeepsBatchSize, RunResult
+from bexplore.run.parts.answer import AnswerPart
+from bexplore.run.parts.batch import KeepsBatchSize
+from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -178,7 +180,7 @@ class Edit:
 
     file: FileChange
     run: Run
-    answer: RunResult | KeepsBatchSize
+    answer: AnswerPart | KeepsBatchSize
     base_micro_batch_size: int
     batch_size_change: tuple[int, int] | None
     keeps_section: bool
@@ -229,8 +231,8 @@ def plan_edit(
         raise UserInputError(
             f"{chosen.directory} has no recommendation: it is not finished", hint=f"bexplore explore {config.typed}"
         )
-    if config.command is not None and result.num_replicas:
-        config = config.with_replicas(result.num_replicas)
+    if config.command is not None and result.batch.num_replicas:
+        config = config.with_replicas(result.batch.num_replicas)
     answer, new_batch_size = _answer(config, result, batch_size, choose)
     before = _read(config.path)
     text = before.removeprefix(BYTE_ORDER_MARK).decode()
@@ -248,7 +250,7 @@ def plan_edit(
         )
         if new_batch_size is not None:
             changed = with_value(changed, config.batch_size_path, new_batch_size, source=source)
-    settings = {} if drop_section else settings_to_write(config, result.settings)
+    settings = {} if drop_section else settings_to_write(config, result.choice.settings)
     for key, value in settings.items():
         changed = _with_setting(changed, key, value, source=source)
     if drop_section:
@@ -257,8 +259,8 @@ def plan_edit(
         file=FileChange(path=config.path, before=before, after=mark + changed.encode()),
         further=_further(config, also, answer, new_batch_size),
         run=chosen,
-        answer=answer,
-        base_micro_batch_size=result.base_micro_batch_size or 0,
+        answer=answer.answer if isinstance(answer, RunResult) else answer,
+        base_micro_batch_size=result.answer.base_micro_batch_size or 0,
         batch_size_change=None if new_batch_size is None else (config.batch_size or 0, new_batch_size),
         keeps_section=bool(config.recognised) and "explore" in read_values(changed, source=source),
         settings=settings,
@@ -462,7 +464,7 @@ def _choice(config: Config, result: RunResult) -> Choice | None:
     replicas, rule = config.num_replicas, config.divisibility
     if size is None or given is None or is_valid_global_batch_size(given, size, replicas, rule):
         return None
-    keeps = result.keeps_batch_size
+    keeps = result.batch.keeps_batch_size
     is_kept = keeps is not None and is_valid_global_batch_size(given, keeps.micro_batch_size, replicas, rule)
     sizes = valid_global_batch_sizes(size, replicas, given, rule)
     message = near_value_message(given, size, replicas, rule)

@@ -55,7 +55,7 @@ from bexplore.host.torch_interfaces import CHECKED_VERSIONS, is_checked
 from bexplore.job import Job, device_kind
 from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.statistics import MAD_SDS, mad
-from bexplore.run.parallel_result import one_rank_caution
+from bexplore.run.parts.ranks import one_rank_caution
 from bexplore.units import counted, format_bytes, format_seconds
 
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)

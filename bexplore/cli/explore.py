@@ -107,7 +107,7 @@ def explore(
     )
     with stopper, show, watched_reader(sys.stdout, stopper.stop):
         last = show.all(events_of(loaded, options))
-    if last is not None and last.stop_reason == StopReason.INTERRUPTED:
+    if last is not None and last.search.stop_reason == StopReason.INTERRUPTED:
         sys.exit(ExitCode.INTERRUPTED)
 
 
@@ -184,7 +184,7 @@ class _Show:
         """Return the summary; where it fails, the answer alone."""
         report = Path(result.run_dir, "report.html")
         # Without settings in the answer all variants but one were left out, and the size alone was explored.
-        settings = search_settings(self._config, num_variants=None if result.settings else 1)
+        settings = search_settings(self._config, num_variants=None if result.choice.settings else 1)
         try:
             return summary_text(
                 result,
@@ -192,7 +192,7 @@ class _Show:
                 tolerance=self._config.explore.tolerance,
                 target_confidence=settings.target_confidence,
                 config=self._config.typed,
-                paste=paste(self._config, written_size(self._config, result), result.settings)
+                paste=paste(self._config, written_size(self._config, result), result.choice.settings)
                 if result.micro_batch_size
                 else "",
                 command_line=self._command_line(result),
@@ -208,11 +208,13 @@ class _Show:
         command, config = self._config.command, self._config
         if command is None or command.file is not None or not result.micro_batch_size:
             return ""
-        own = next((one for one in result.global_batch_sizes if one.global_batch_size == result.batch_size), None)
+        own = next(
+            (one for one in result.batch.global_batch_sizes if one.global_batch_size == result.batch.batch_size), None
+        )
         return command.shown_with(
             micro_batch_size=result.micro_batch_size,
             accumulation=own.accumulation_steps if own else None,
-            num_replicas=result.num_replicas or config.num_replicas,
+            num_replicas=result.batch.num_replicas or config.num_replicas,
         )
 
     def __enter__(self) -> _Show:

@@ -18,8 +18,8 @@ import numpy as np
 from bexplore.host.accelerators import Device, published_device
 from bexplore.job import Job, Parallelism, Precision, device_kind
 from bexplore.measurement.probe import Compilation, Observation, Outcome
-from bexplore.run.bottleneck import PLAYBOOK, Bottleneck
-from bexplore.run.parallel_result import ParallelResult
+from bexplore.run.parts.checks import PLAYBOOK, Bottleneck
+from bexplore.run.parts.ranks import RanksPart
 from bexplore.trace.cost_model import CostModel
 from bexplore.units import counted, format_seconds
 
@@ -114,7 +114,7 @@ class JobEvidence:
     cost_model: CostModel | None = None
     device_info: Mapping[str, Any] = field(default_factory=dict)
     loader: Mapping[str, Any] | None = None
-    parallel: ParallelResult | None = None
+    parallel: RanksPart | None = None
 
     @cached_property
     def device(self) -> Device | None:

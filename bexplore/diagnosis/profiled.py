@@ -17,7 +17,7 @@ from bexplore.diagnosis.bottlenecks import (
     rule,
 )
 from bexplore.measurement.profile import BATCH, STEP, UPDATE, Profile, ProfiledCollective
-from bexplore.run.bottleneck import Bottleneck
+from bexplore.run.parts.checks import Bottleneck
 from bexplore.units import format_seconds
 
 EXPLAINS = 0.5  # share of exposed communication from which the bandwidth is its reason, and below which waiting is

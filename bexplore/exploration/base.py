@@ -13,7 +13,7 @@ from typing import Any
 from bexplore.config.config import Config
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import NothingFitsError, UserProgramError
-from bexplore.exploration.finish import batch_size_request
+from bexplore.exploration.finish import is_for_request
 from bexplore.host import logs
 from bexplore.job.batching import sizes_that_keep
 from bexplore.measurement.probe import Observation
@@ -111,7 +111,7 @@ class Exploration(ABC):
 
         Another batch size needs another second answer, a longer training more search; both resume the run.
         """
-        return all(getattr(stored, name) == value for name, value in batch_size_request(self.config).items())
+        return is_for_request(stored, self.config)
 
     def _new_run(self, *, apart: bool = False) -> run_directory.Run:
         """Create a run; `apart` gives it a study of its own."""

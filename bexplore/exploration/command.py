@@ -18,13 +18,15 @@ from bexplore.config.config import Config
 from bexplore.errors import UserInputError, UserProgramError
 from bexplore.exploration.base import Exploration, find_sizes_that_keep
 from bexplore.exploration.emulated import hide_times
-from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes, step_time_s, verified_by
+from bexplore.exploration.finish import Finish, is_for_request
 from bexplore.host import logs
 from bexplore.host.clocks import Stopwatch
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.run import run_directory
 from bexplore.run.events import Finished, JobEvent, Planned, Recommended
+from bexplore.run.facts import step_time_s, verified_by
 from bexplore.run.fingerprint import describe, search_settings
+from bexplore.run.parts.batch import global_batch_sizes
 from bexplore.run.result import RunResult
 from bexplore.search import loop
 from bexplore.search.policy.decision import Decision, StopReason
@@ -58,10 +60,9 @@ class CommandExploration(Exploration):
 
     def _answers(self, stored: RunResult) -> bool:
         """Return whether a stored result is for the present batch size, with the replicas that its probes showed."""
-        replicas = stored.num_replicas or self.config.num_replicas
+        replicas = stored.batch.num_replicas or self.config.num_replicas
         config = dataclasses.replace(self.config, num_replicas=replicas)
-        asked = batch_size_request(self._with_own_batch(config, stored.micro_batch_size))
-        return all(getattr(stored, name) == value for name, value in asked.items())
+        return is_for_request(stored, self._with_own_batch(config, stored.micro_batch_size))
 
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
         for text in end_leftovers(run.directory):

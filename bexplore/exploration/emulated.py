@@ -15,12 +15,11 @@ from bexplore.run.result import RunResult
 # Seconds of every pass: the samples/s of a size are then proportional to it, and the fastest size that fits is the
 # largest one.
 PASS_TIME_S = 1.0
-# Fields of a result, of its size that keeps the batch size and of its ranks that tell of time.
+# Fields of the answer, of the size that keeps the batch size and of ranks that tell of time.
 _SPEEDS = (
     *("relative_performance", "relative_performance_interval", "confidence", "samples_per_s", "total_samples_per_s"),
     *("pass_time_s", "update_time_s", "regret_bound_90", "left_to_gain", "training_time_s", "next_probe_s"),
-    *("next_probe_saves", "smallest_within_tolerance", "memory_saved_bytes", "exact_over_shared"),
-    *("loader", "eager", "settings_over_file", "settings_over_file_interval", "throughput_band", "artifacts_dir"),
+    *("next_probe_saves", "smallest_within_tolerance", "memory_saved_bytes"),
 )
 _SPEEDS_THAT_KEEP = ("samples_per_s", "relative_performance", "confidence", "over_recommended", "step_time_s")
 _TIMES_OF_RANKS = (
@@ -60,18 +59,22 @@ def hide_times(runner: Runner, is_emulated: Callable[[], bool]) -> Runner:
 
 def without_speeds(result: RunResult) -> RunResult:
     """Return the result of an exploration on an emulated device with its sizes and its memory alone."""
-    keeps, ranks, lengths = result.keeps_batch_size, result.parallel, result.lengths
+    batch, ranks, lengths, keeps = result.batch, result.parallel, result.lengths, result.batch.keeps_batch_size
     unknown: dict[str, Any] = dict.fromkeys(_SPEEDS)
     unknown_of_keeping: dict[str, Any] = dict.fromkeys(_SPEEDS_THAT_KEEP)
     unknown_of_ranks: dict[str, Any] = dict.fromkeys(_TIMES_OF_RANKS)
+    sizes = tuple(dataclasses.replace(one, step_time_s=None) for one in batch.global_batch_sizes)
+    keeps = keeps and dataclasses.replace(keeps, **unknown_of_keeping)
     return dataclasses.replace(
         result,
-        **unknown,
-        speeds=(),
-        bottlenecks=(),
-        pareto_front=(),
-        global_batch_sizes=tuple(dataclasses.replace(one, step_time_s=None) for one in result.global_batch_sizes),
-        keeps_batch_size=keeps and dataclasses.replace(keeps, **unknown_of_keeping),
+        answer=dataclasses.replace(result.answer, **unknown, speeds=()),
+        search=dataclasses.replace(result.search, throughput_band=None),
+        batch=dataclasses.replace(batch, global_batch_sizes=sizes, keeps_batch_size=keeps),
+        program=dataclasses.replace(result.program, exact_over_shared=None, eager=None, artifacts_dir=None),
+        checks=dataclasses.replace(result.checks, loader=None, bottlenecks=()),
+        choice=dataclasses.replace(
+            result.choice, settings_over_file=None, settings_over_file_interval=None, pareto_front=()
+        ),
         parallel=ranks and dataclasses.replace(ranks, **unknown_of_ranks),
         lengths=lengths and dataclasses.replace(lengths, tokens_per_s=None, compile_time_s=None),
     )

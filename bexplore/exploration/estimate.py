@@ -99,5 +99,5 @@ def _read(run: run_directory.Run, environment: Mapping[str, Any]) -> _Earlier | 
         num_probes=len(observations),
         passes_s=min(passes_s, probes_s),
         preparation_s=max(0.0, probes_s - passes_s),
-        rest_s=max(0.0, (result.elapsed_s or 0.0) - probes_s),
+        rest_s=max(0.0, (result.search.elapsed_s or 0.0) - probes_s),
     )

@@ -24,7 +24,7 @@ from bexplore.errors import NothingFitsError
 from bexplore.exploration.base import Exploration, ExploreOptions, find_sizes_that_keep
 from bexplore.exploration.emulated import hide_times
 from bexplore.exploration.estimate import estimate_duration
-from bexplore.exploration.finish import Finish, global_batch_sizes
+from bexplore.exploration.finish import Finish
 from bexplore.exploration.memory_budget import MemoryBudget, count_gradient_bytes, find_memory_account, resolve_budget
 from bexplore.exploration.setup import find_launcher, find_lone_environment, read_worker_key
 from bexplore.exploration.variants import (
@@ -47,7 +47,8 @@ from bexplore.run import run_directory
 from bexplore.run.event_records import trace_record
 from bexplore.run.events import Finished, JobEvent, Planned, Recommended, Traced, TracedSettings
 from bexplore.run.fingerprint import describe, search_settings
-from bexplore.run.parallel_result import one_rank_caution
+from bexplore.run.parts.batch import global_batch_sizes
+from bexplore.run.parts.ranks import one_rank_caution
 from bexplore.run.selection import Selection, TracedVariant
 from bexplore.search import loop
 from bexplore.search.posterior.joint import Variant

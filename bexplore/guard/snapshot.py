@@ -138,8 +138,8 @@ def find_guarded(config: Config, wanted: int | None, folder: Path) -> Guarded:
         if result is not None and result.micro_batch_size is not None and not result.is_emulated:
             return Guarded(
                 recommended=result.micro_batch_size,
-                base=result.base_micro_batch_size or base,
-                settings=result.settings if result.variant else {},
+                base=result.answer.base_micro_batch_size or base,
+                settings=result.choice.settings if result.choice.variant else {},
             )
     return Guarded()
 

@@ -21,6 +21,7 @@ from bexplore.run.events import (
     Traced,
     TracedSettings,
 )
+from bexplore.run.parts.memory import memory_words
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished
 from bexplore.units import counted, format_bytes, format_seconds
@@ -39,7 +40,6 @@ CODES = {
 }
 # Resident memory is reported beside the peak of the tensors only where it exceeds the peak by this factor and by this
 # many bytes.
-CLEARLY_MORE, CLEARLY_MORE_BYTES = 1.1, 64 * 2**20
 
 
 def bexp_line(code: int, text: str, now: datetime) -> str:
@@ -118,8 +118,8 @@ def _lines(event: JobEvent) -> list[tuple[int, str]]:
         return [(203, probe_sentence(event))] + [(210, text) for text in event.observation.warnings]
     if isinstance(event, Finished):
         result = event.result
-        probes, took = counted(result.num_probes or 0, "probe"), format_seconds(result.elapsed_s)
-        return [(204, f"{result.stop_reason} after {probes}, {took}")]
+        probes, took = counted(result.search.num_probes or 0, "probe"), format_seconds(result.search.elapsed_s)
+        return [(204, f"{result.search.stop_reason} after {probes}, {took}")]
     if isinstance(event, AlreadyFinished):
         return [(204, f"stored result of {event.run.directory}")]
     return []
@@ -179,13 +179,3 @@ def _words_beside(observation: Observation) -> str:
         return ""
     over, other = observation.over_other
     return f", {over:.2f}x the speed of size {other} in {counted(observation.num_rounds, 'round')} each"
-
-
-def memory_words(peak_bytes: int | None, resident_bytes: int | None, *, is_full: bool = False) -> str:
-    """Return the tensors' peak in words, and the resident memory where it is clearly more or fills the budget."""
-    text = f"peak {format_bytes(peak_bytes)}"
-    if peak_bytes is None or resident_bytes is None or resident_bytes <= peak_bytes:
-        return text
-    if not is_full and resident_bytes <= max(CLEARLY_MORE * peak_bytes, peak_bytes + CLEARLY_MORE_BYTES):
-        return text
-    return f"{text} of tensors, {format_bytes(resident_bytes)} held by the process"

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 
-from bexplore.engine.eager_comparison import EagerComparison, EagerVerdict
-from bexplore.engine.process.launcher import EXTERNAL
-from bexplore.measurement.probe import Compilation, Outcome
-from bexplore.output.bexp import memory_words
-from bexplore.output.lengths_text import lengths_rows
-from bexplore.output.settings_text import base_words, front_table, settings_sentences, settings_words
-from bexplore.run.parallel_result import ParallelResult
+from bexplore.config.sections.variants import name_settings
+from bexplore.run.parts.choice import FrontPoint
+from bexplore.run.parts.row import Row
 from bexplore.run.result import RunResult
-from bexplore.search.policy.decision import StopReason
-from bexplore.units import counted, format_bytes, format_seconds, format_share
+from bexplore.units import counted, format_bytes, format_seconds
 
-STOP_REASONS: dict[str, str] = {
-    StopReason.TARGET_CONFIDENCE: "the requested confidence{target} is reached",
-    StopReason.COSTS_MORE_THAN_IT_SAVES: "another probe would cost more than it is expected to save",
-    StopReason.NOTHING_LEFT: "no further probe is worth its cost",
-    StopReason.MAX_PROBES: "the allowed number of probes is used up; a larger explore.max_probes searches on",
-    StopReason.TIME_BUDGET: "the allowed time is used up; a larger explore.time_budget searches on",
-    StopReason.INTERRUPTED: "it was interrupted; the same command resumes it",
-}
 WIDTH = 17  # characters of a row's label
-MAX_BOTTLENECKS = 2  # the most important; the report lists all
-MAX_TRACEBACK_LINES = 16
-MAX_HOSTS = 4  # names; a cluster has too many for a line
-MAX_FAILURES = 4  # reasons; more would push the answer off the screen
-NEGLIGIBLE_GAIN = 0.0005  # of the fastest size's speed
+MAX_POINTS = 8  # of the front in the summary; the result has all of it
 OF_TABLE = ("{accumulation}", "{global_batch_size}")  # that stay in a command where its batch is not given
 
 
@@ -57,9 +38,10 @@ def summary_text(
         command_line: The training command with the size filled in; empty where a file holds the size.
         report: The path of the report; None for none.
     """
+    view = result.view(tolerance, target_confidence)
     if result.micro_batch_size is None:
-        rows = [_row("failed", text) for text in _failed(result)]
-        stopped = stop_words(result, target_confidence)
+        rows = [_line(row) for row in result.search.failed_rows()]
+        stopped = result.search.stop_words(view)
         return "\n".join([f"No recommendation: {stopped}.", *rows, f"Results: {result.run_dir}"])
     keeping = keeping_sentence(result, target_confidence)
     front = front_table(result, tolerance)
@@ -69,7 +51,7 @@ def summary_text(
             _headline(result),
             *([keeping] if keeping else []),
             "",
-            *_rows(result, tolerance, target_confidence),
+            *map(_line, result.rows(view)),
             "",
             *([*front, ""] if front else []),
             "Valid global batch sizes:",
@@ -78,7 +60,7 @@ def summary_text(
             f"Results: {result.run_dir}",
             *([f"Report:  {report}"] if report else []),
             *([f"Apply:   bexplore apply {config}"] if config and not command_line else []),
-            *_warm_start(result.artifacts_dir),
+            *_warm_start(result.program.artifacts_dir),
             *([f"Run:     {command_line}"] if command_line else [f"Paste:   {first}"]),
             *(f"         {line}" for line in rest if not command_line),
             *(f"         {name}: as in the table above" for name in OF_TABLE if name in command_line),
@@ -86,43 +68,16 @@ def summary_text(
     )
 
 
-def _rows(result: RunResult, tolerance: float, target_confidence: float | None) -> list[str]:
-    limits = [
-        item.finding + (f"; try: {item.action}" if item.action else "") for item in result.bottlenecks[:MAX_BOTTLENECKS]
-    ]
-    rows = [
-        ("why", _why(result, target_confidence)),
-        *(("settings", text) for text in settings_sentences(result)),
-        ("remaining gain", left_sentence(result)),
-        ("score", score_sentence(result, tolerance)),
-        ("memory", _memory(result)),
-        *lengths_rows(result.lengths),
-        ("ranks", ranks_sentence(result)),
-        ("smaller size", smaller_sentence(result, tolerance)),
-        ("compiled", _compiled(result)),
-        ("own process", _own_process(result)),
-        ("own start", _own_start(result)),
-        ("eager", eager_sentence(result.eager, tolerance)),
-        ("runs at", result.runs_at),
-        *(("failed", text) for text in _failed(result)),
-        ("training", (result.gradient_equivalence or {}).get("message")),
-        ("input", loader_sentence(result)),
-        *(("limits", text) for text in limits),
-        *(("warning", text) for text in result.warnings),
-    ]
-    return [_row(label, text) for label, text in rows if text]
-
-
-def _row(label: str, text: str) -> str:
-    return f"  {label:<{WIDTH}}{text}"
+def _line(row: Row) -> str:
+    return f"  {row.label:<{WIDTH}}{row.text}"
 
 
 def _headline(result: RunResult) -> str:
     if result.is_emulated:
-        return f"{_size_words(result)}{settings_words(result)} is {fitting_words(result)}."
+        return f"{_size_words(result)}{result.choice.words} is {fitting_words(result)}."
     return (
-        f"Use {_size_words(result)}{settings_words(result)}: {_factor_words(result)}{speed_words(result)}; "
-        f"confidence {result.confidence} out of 100."
+        f"Use {_size_words(result)}{result.choice.words}: {_factor_words(result)}{speed_words(result)}; "
+        f"confidence {result.answer.confidence} out of 100."
     )
 
 
@@ -135,255 +90,28 @@ def fitting_words(result: RunResult) -> str:
 
 def _factor_words(result: RunResult) -> str:
     """Return the speed over the base's, and that of the base, whose ratio it is; the base itself has no factor."""
-    base = result.base_micro_batch_size
-    if result.micro_batch_size == base and result.variant == result.base_variant:
+    base = result.answer.base_micro_batch_size
+    if result.micro_batch_size == base and result.choice.variant == result.choice.base_variant:
         return "the smallest size that ran, "
-    low, high = result.relative_performance_interval or (1.0, 1.0)
+    low, high = result.answer.relative_performance_interval or (1.0, 1.0)
     interval = "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.2f} to {high:.2f})"
-    return f"{result.relative_performance:.2f}x{interval} the speed of size {base}{base_words(result)}, "
+    return f"{result.answer.relative_performance:.2f}x{interval} the speed of size {base}{result.choice.base_words}, "
 
 
 def speed_words(result: RunResult) -> str:
     """Return the answer's samples/s; of several replicas that ran together those of all, and of each."""
-    if result.samples_per_s is None:
+    one, total = result.answer.samples_per_s, result.answer.total_samples_per_s
+    if one is None:
         return "speed unknown"
-    own = f"{result.samples_per_s:.4g} samples/s"
-    if result.total_samples_per_s is not None and result.total_samples_per_s != result.samples_per_s:
-        number = round(result.total_samples_per_s / result.samples_per_s)
-        return f"{result.total_samples_per_s:.4g} samples/s of all {number} replicas ({own} of each)"
+    own = f"{one:.4g} samples/s"
+    if total is not None and total != one:
+        return f"{total:.4g} samples/s of all {round(total / one)} replicas ({own} of each)"
     return f"{own}{' of a replica' if result.parallel else ''}"
 
 
 def _size_words(result: RunResult) -> str:
     tokens = result.lengths.micro_batch_tokens if result.lengths else None
     return f"micro_batch_size {result.micro_batch_size}" if tokens is None else f"micro_batch_tokens {tokens}"
-
-
-def loader_sentence(result: RunResult) -> str | None:
-    """Return the measured speed of the user's loader; None where there is none, or it could not be timed."""
-    loader = result.loader
-    if not loader or loader["problem"]:
-        return None
-    workers = "" if loader["num_workers"] is None else f", {counted(loader['num_workers'], 'worker')}"
-    return f"your data loader gives {loader['samples_per_s']:.4g} samples/s (timed alone, no step beside it{workers})"
-
-
-def _why(result: RunResult, target_confidence: float | None) -> str:
-    outcomes = outcomes_words(result.outcomes)
-    took, stopped = format_seconds(result.elapsed_s), stop_words(result, target_confidence)
-    best = "largest" if result.is_emulated else "fastest"
-    return f"{best} of {counted(result.num_probes or 0, 'probe')} ({outcomes}) in {took}; ended because {stopped}"
-
-
-def outcomes_words(outcomes: Mapping[str, int]) -> str:
-    """Return the number of probes by outcome, in words."""
-    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(outcomes.items()))
-
-
-def score_sentence(result: RunResult, tolerance: float) -> str | None:
-    """Return the regret bound of a score below 90; None for a score that needs no explanation."""
-    share = result.regret_bound_90
-    if share is None or share <= tolerance:
-        return None
-    shown = math.ceil(1000.0 * share) / 1000.0  # rounded up: the bound must hold
-    return (
-        f"{result.confidence} out of 100 that it is within {100 * tolerance:g}% of the fastest that fits, "
-        f"90 out of 100 that it is within {shown:.1%}"
-    )
-
-
-def left_sentence(result: RunResult) -> str | None:
-    """Return the expected remaining gain, and the cost and gain of another probe; None if unknown."""
-    share, training_s, saves = result.left_to_gain, result.training_time_s, result.next_probe_saves
-    if share is None:
-        return None
-    at = f"at a score of {result.confidence}"
-    if share < NEGLIGIBLE_GAIN:
-        return f"negligible {at}: less than {NEGLIGIBLE_GAIN:.2%} in expectation"
-    if training_s is None or saves is None:
-        return f"{share:.1%} in expectation, {at}"
-    saved = "next to nothing" if saves * training_s < 1.0 else format_seconds(saves * training_s)
-    training = format_seconds(training_s) + ("" if result.training_samples is None else " by the file's steps")
-    return (
-        f"{share:.1%} in expectation, {format_seconds(share * training_s)} of {training}, {at}; "
-        f"another probe costs {format_seconds(result.next_probe_s)} and is expected to save {saved}"
-    )
-
-
-def stop_words(result: RunResult, target_confidence: float | None) -> str:
-    """Return why an exploration ended, in words; a text of `should_stop` is returned as it is."""
-    stop_reason = result.stop_reason
-    if result.is_emulated and stop_reason in (StopReason.TARGET_CONFIDENCE, StopReason.COSTS_MORE_THAN_IT_SAVES):
-        return "a clearly larger size is unlikely to fit"
-    target = "" if target_confidence is None else f", {target_confidence:g} out of 100,"
-    return STOP_REASONS.get(stop_reason, stop_reason).replace("{target}", target)
-
-
-def _memory(result: RunResult) -> str:
-    if result.peak_memory_bytes is None:
-        return "peak unknown on this device"
-    text = memory_words(
-        result.peak_memory_bytes, result.resident_memory_bytes, is_full=result.memory_headroom_bytes == 0
-    )
-    return ", ".join(filter(None, [text, headroom_words(result), _prediction(result)]))
-
-
-def _prediction(result: RunResult) -> str:
-    """Return how far the trace is from the peak, where the peak is all that was looked for; else empty."""
-    predicted, peak = result.predicted_peak_memory_bytes, result.peak_memory_bytes
-    if not (result.is_emulated and predicted and peak):
-        return ""
-    return f"the trace predicted {format_bytes(predicted)}, {100 * (predicted / peak - 1.0):+.1f}%"
-
-
-def headroom_words(result: RunResult) -> str:
-    """Return the memory budget that stays free, in words; empty if unknown."""
-    headroom, peak = result.memory_headroom_bytes, result.peak_memory_bytes
-    if headroom is None or peak is None:
-        return ""
-    if headroom <= 0:
-        return "nothing of the budget stays free"
-    share = headroom / (headroom + max(peak, result.resident_memory_bytes or 0))
-    return f"{format_bytes(headroom)} ({format_share(share)}) of the budget stay free"
-
-
-def ranks_sentence(result: RunResult) -> str | None:
-    """Return where the ranks ran, which one holds the others up, and what communication costs; None for one device."""
-    ranks = result.parallel
-    if ranks is None:
-        return None
-    texts = [_where_ranks_ran(ranks), *_worst_ranks(ranks), *_passes_of_step(ranks), *_communication(ranks)]
-    return "; ".join(texts)
-
-
-def _where_ranks_ran(ranks: ParallelResult) -> str:
-    if not ranks.holds_communication:
-        return f"one of {counted(ranks.num_ranks, 'rank')} ran, alone ({ranks.description})"
-    shown = ", ".join(ranks.hosts[:MAX_HOSTS])
-    more = f" and {len(ranks.hosts) - MAX_HOSTS} more" if len(ranks.hosts) > MAX_HOSTS else ""
-    starter = "you" if ranks.launcher == EXTERNAL else ranks.launcher
-    return f"{ranks.num_ranks} ran on {shown}{more}, started by {starter} ({ranks.description})"
-
-
-def _worst_ranks(ranks: ParallelResult) -> Iterator[str]:
-    if ranks.slowest_rank is not None and ranks.slowest_rank_lag is not None:
-        yield (
-            f"rank {ranks.slowest_rank} computes slowest: at {format_share(1.0 - ranks.slowest_rank_lag)} of the "
-            "median rank's speed"
-        )
-    if ranks.worst_peak_rank is not None:
-        yield f"rank {ranks.worst_peak_rank} needs most memory, {format_bytes(ranks.worst_peak_memory_bytes)}"
-
-
-def _passes_of_step(ranks: ParallelResult) -> Iterator[str]:
-    """Tell of the passes of a step where they differ: those of one alone, else the last and the others."""
-    if ranks.last_pass_s is None:
-        return
-    last = format_seconds(ranks.last_pass_s)
-    if ranks.inner_pass_s is None:
-        yield f"the one pass of a step reduces gradients, {last}"
-        return
-    steps = "" if ranks.accumulation_steps is None else f" of {ranks.accumulation_steps} passes"
-    inner = format_seconds(ranks.inner_pass_s)
-    yield f"a pass takes {inner}, and the last of a step{steps}, which reduces gradients, {last}"
-
-
-def _communication(ranks: ParallelResult) -> Iterator[str]:
-    if ranks.exposed_communication_s is None or ranks.parallel_efficiency is None:
-        return
-    if ranks.exposed_communication_s <= 0.0:
-        inner_s, last_s = ranks.inner_pass_s, ranks.last_pass_s
-        if inner_s is not None and last_s is not None and last_s > inner_s:
-            yield f"communication adds {format_seconds(last_s - inner_s)} to it"  # to the last pass, told before
-        else:
-            yield "computation hides all communication"
-        return
-    exposed = format_seconds(ranks.exposed_communication_s)
-    yield f"communication adds {exposed} to a pass: parallel efficiency {ranks.parallel_efficiency:.0%}"
-
-
-def smaller_sentence(result: RunResult, tolerance: float) -> str | None:
-    """Return the smallest size in the indifference zone and the memory that it saves; None for the size itself."""
-    small, saved = result.smallest_within_tolerance, result.memory_saved_bytes
-    if small is None or small == result.micro_batch_size:
-        return None
-    return f"size {small} is within {tolerance:.0%} of it" + (f" and saves {format_bytes(saved)}" if saved else "")
-
-
-def _failed(result: RunResult) -> list[str]:
-    """Return the failures in lines; a size that is too big is none."""
-    failures = [item for item in result.failures if item.outcome != Outcome.OUT_OF_MEMORY]
-    lines = [
-        f"{', '.join(map(str, item.micro_batch_sizes))}: {item.outcome.replace('_', ' ')}: {item.reason}"
-        for item in failures[:MAX_FAILURES]
-    ]
-    lines += next((_users_lines(item.traceback_text) for item in failures if item.traceback_text), [])
-    hidden = len(failures) - MAX_FAILURES
-    return lines + ([f"and {counted(hidden, 'more reason')} in the run log"] if hidden > 0 else [])
-
-
-def _users_lines(traceback_text: str) -> list[str]:
-    """Return the user's own lines of a traceback, without the frames of torch and of the worker."""
-    lines: list[str] = []
-    is_own = False
-    for line in traceback_text.strip().splitlines():
-        if line.startswith("  File "):
-            is_own = not re.search(r"/(torch|bexplore/(engine|workloads))/", line)
-        is_frame = line.startswith("  ")
-        if (is_frame and is_own) or (not is_frame and line.strip()):
-            lines.append(f"  {line}")
-        is_own = is_own and is_frame
-    return lines[:MAX_TRACEBACK_LINES]
-
-
-def _compiled(result: RunResult) -> str | None:
-    ratio = result.exact_over_shared
-    if ratio is None or result.compilation == Compilation.EAGER or _is_of_command(result):
-        return None
-    return f"run exactly as your training will compile it: {ratio:.2f}x of the search's shared compilation"
-
-
-def _own_process(result: RunResult) -> str | None:
-    ratio = result.exact_over_shared
-    if ratio is None or result.compilation != Compilation.EAGER:
-        return None
-    return f"run in a process of its own, as your training will: {ratio:.2f}x of its speed beside other sizes"
-
-
-def _is_of_command(result: RunResult) -> bool:
-    return result.num_replicas is not None
-
-
-def _own_start(result: RunResult) -> str | None:
-    ratio = result.exact_over_shared
-    if ratio is None or not _is_of_command(result):
-        return None
-    return f"run in a start of its own, as your training will: {ratio:.2f}x of its speed in a start with other sizes"
-
-
-def eager_sentence(eager: EagerComparison | None, tolerance: float) -> str | None:
-    """Return whether torch.compile is worth it; None where that was not compared."""
-    if eager is None:
-        return None
-    if eager.problem or eager.verdict is None:
-        return f"without torch.compile this size does not run: {eager.problem}"
-    peak = eager.peak_memory_bytes
-    memory = f", peak {format_bytes(peak)}" if peak is not None else ""
-    timed = format_seconds(min(eager.compiled_timed_s, eager.eager_timed_s))
-    return (
-        f"without torch.compile this size runs at {eager.over_compiled:.2f}x the speed (95% interval {eager.low:.2f} "
-        f"to {eager.high:.2f}; {counted(eager.num_pairs, 'round')}, {timed}, of each{memory}): "
-        f"{_eager_advice(eager, tolerance)}"
-    )
-
-
-def _eager_advice(eager: EagerComparison, tolerance: float) -> str:
-    return {
-        EagerVerdict.FASTER: "do not compile, or explore again with explore.compile: false",
-        EagerVerdict.SLOWER: "keep torch.compile",
-        EagerVerdict.SAME: f"within {100 * tolerance:g}% that is as fast, so that compiling gains nothing",
-        EagerVerdict.UNSURE: "too uncertain to decide whether compiling pays",
-    }[eager.verdict or EagerVerdict.UNSURE]
 
 
 def _warm_start(artifacts_dir: str | None) -> list[str]:
@@ -398,7 +126,7 @@ def _warm_start(artifacts_dir: str | None) -> list[str]:
 
 
 def _batch_table(result: RunResult) -> list[str]:
-    sizes = result.global_batch_sizes
+    sizes = result.batch.global_batch_sizes
     columns = [
         ("batch_size", 10, [str(size.global_batch_size) for size in sizes]),
         ("accumulation", 12, [str(size.accumulation_steps) for size in sizes]),
@@ -411,17 +139,17 @@ def _batch_table(result: RunResult) -> list[str]:
     for index, size in enumerate(sizes):
         row = "".join(f"  {cells[index]:>{width}}" for _, width, cells in columns)
         timed = ", a real step was timed" if size.is_measured else ""
-        rows.append(row + (f"  <- yours{timed}" if size.global_batch_size == result.batch_size else ""))
-    return rows + ([f"  {result.batch_message}"] if result.batch_message else [])
+        rows.append(row + (f"  <- yours{timed}" if size.global_batch_size == result.batch.batch_size else ""))
+    return rows + ([f"  {result.batch.batch_message}"] if result.batch.batch_message else [])
 
 
 def keeping_sentence(result: RunResult, target_confidence: float | None) -> str | None:
     """Return which size keeps the user's batch size, and at what speed; None where no batch size was given."""
-    own, keeps = result.batch_size, result.keeps_batch_size
+    own, keeps = result.batch.batch_size, result.batch.keeps_batch_size
     if own is None:
         return None
-    rule = "even" if result.divisibility == "even" else "divisors"
-    if keeps is None and result.replica_batch_size is None:
+    rule = "even" if result.batch.divisibility == "even" else "divisors"
+    if keeps is None and result.batch.replica_batch_size is None:
         return f"No micro_batch_size keeps batch_size {own}: the replicas have no equal shares of it."
     if keeps is None:
         return f"No micro_batch_size that ran keeps batch_size {own}; explore.candidates: {rule} tries only such sizes."
@@ -434,10 +162,45 @@ def keeping_sentence(result: RunResult, target_confidence: float | None) -> str 
     speed = f"{keeps.over_recommended:.2f}x the speed of size {free}"
     if size == result.micro_batch_size:
         return f"It keeps batch_size {own}, in {in_steps}, at {speed}, which does not."
-    of_each = " of each replica" if result.total_samples_per_s not in (None, result.samples_per_s) else ""
+    of_each = " of each replica" if result.answer.total_samples_per_s not in (None, result.answer.samples_per_s) else ""
     text = (
         f"To keep batch_size {own}, use micro_batch_size {size} in {in_steps}: {speed}, "
         f"{keeps.samples_per_s:.4g} samples/s{of_each}; confidence {keeps.confidence} out of 100."
     )
     is_sure = target_confidence is None or (keeps.confidence or 0) >= target_confidence
     return text if is_sure else f"{text} explore.candidates: {rule} tries only such sizes."
+
+
+def front_table(result: RunResult, tolerance: float) -> list[str]:
+    """Return the lines of the front of memory against speed; none for a job with one variant."""
+    points = shown_points(result, tolerance)
+    if not result.choice.settings or not points:
+        return []
+    names = [name_settings(point.settings) for point in points]
+    width = max(map(len, names))
+    rows = [
+        f"  {name:<{width}}  {point.micro_batch_size:>5}  {format_bytes(point.peak_memory_bytes):>11}  "
+        f"{point.samples_per_s:>9.4g}  {'ran' if point.ran else 'predicted'}"
+        f"{'  <- recommended' if result.choice.is_recommended(point, result.micro_batch_size) else ''}"
+        for name, point in zip(names, points, strict=True)
+    ]
+    head = f"  {'settings':<{width}}  {'size':>5}  {'peak memory':>11}  {'samples/s':>9}"
+    return ["Memory against speed, where nothing else is better in both:", head, *rows]
+
+
+def shown_points(result: RunResult, tolerance: float, *, most: int = MAX_POINTS) -> Sequence[FrontPoint]:
+    """Return the points of the front that differ by more than the tolerance, and the recommended one."""
+    kept: list[FrontPoint] = []
+    for point in result.choice.pareto_front:
+        is_faster = not kept or point.samples_per_s > kept[-1].samples_per_s * (1.0 + tolerance)
+        if is_faster or result.choice.is_recommended(point, result.micro_batch_size):
+            kept.append(point)
+    while len(kept) > most:
+        spare = (one for one in kept[1:-1] if not result.choice.is_recommended(one, result.micro_batch_size))
+        kept.remove(min(spare, key=lambda one: _step(kept, one)))
+    return kept
+
+
+def _step(points: Sequence[FrontPoint], point: FrontPoint) -> float:
+    """Return how much faster a point is than the one before it."""
+    return point.samples_per_s / points[points.index(point) - 1].samples_per_s

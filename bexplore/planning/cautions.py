@@ -16,7 +16,7 @@ from bexplore.job.batching import (
 from bexplore.planning.costs import StepCosts
 from bexplore.planning.network import NetworkFigures
 from bexplore.planning.step import Plan
-from bexplore.run.bottleneck import PLAYBOOK
+from bexplore.run.parts.checks import PLAYBOOK
 from bexplore.units import counted, format_count, format_share
 
 # Samples/s that a doubled global batch must gain for it to be worth its larger batch. Source: a tenth of the factor of

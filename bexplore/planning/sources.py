@@ -11,7 +11,6 @@ import numpy as np
 from bexplore.config.sections.variants import changes_training
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError
-from bexplore.exploration.estimated import estimated
 from bexplore.exploration.memory_budget import count_gradient_bytes
 from bexplore.host.accelerators import device_by_name, published_device
 from bexplore.job import Job, Parallelism
@@ -19,10 +18,10 @@ from bexplore.job.batching import Divisibility
 from bexplore.measurement.probe import Observation
 from bexplore.planning.costs import OtherSettings, PassCost, PredictedSpeeds, StepCosts, find_peak
 from bexplore.planning.network import find_communication
-from bexplore.run.parallel_result import parallel_result, pass_times_by_kind, ranks_of
+from bexplore.run.facts import estimated, pass_times_by_kind, ranks_of
+from bexplore.run.parts.ranks import find_ranks
 from bexplore.run.result import RunResult
-from bexplore.run.run_directory import Run
-from bexplore.run.selection import program_of_answer
+from bexplore.run.run_directory import Run, program_of_answer
 from bexplore.trace.cost_model import CostModel
 
 if TYPE_CHECKING:
@@ -52,12 +51,12 @@ def read_costs(run: Run) -> StepCosts:
         )
     meta = run.meta()
     job, model, _ = program_of_answer(run, meta, result)
-    measured = (one for one in run.journal.read() if one.is_measured and one.probe.variant == result.variant)
-    own = [estimated(one, result.speeds) for one in measured]
+    measured = (one for one in run.journal.read() if one.is_measured and one.probe.variant == result.choice.variant)
+    own = [estimated(one, result.answer.speeds) for one in measured]
     if not own:
         raise UserInputError(f"{run.directory} has no measurement of its answer", hint="explore again with --fresh")
     ran = _find_answer(own, result)
-    num_replicas = result.num_replicas or int(meta["search_specification"].get("num_replicas", 1))
+    num_replicas = result.batch.num_replicas or int(meta["search_specification"].get("num_replicas", 1))
     device = published_device(result.device_info)
     gradient_bytes = count_gradient_bytes(job, None if model is None else model.num_parameters)
     return StepCosts(
@@ -85,7 +84,7 @@ def read_costs(run: Run) -> StepCosts:
         micro_batch_size=result.micro_batch_size,
         batch_size=meta.get("batch_size"),
         max_steps=_count_steps(result, num_replicas, meta.get("batch_size")),
-        divisibility=Divisibility(result.divisibility or Divisibility.STRICT),
+        divisibility=Divisibility(result.batch.divisibility or Divisibility.STRICT),
         other_settings=tuple(_compare_settings_of_run(result, ran)),
         notes=(ALONE,) if job.parallelism.is_distributed and not ranks_of(ran) else (),
     )
@@ -110,7 +109,7 @@ def _read_passes(own: Sequence[Observation], ran: Observation, job: Job) -> Iter
             (one for one in own if one.micro_batch_size == size),
             key=lambda one: (_is_for_search(one), -one.probe.number),
         )
-        parallel = parallel_result(job.parallelism, last, own)
+        parallel = find_ranks(job.parallelism, last, own)
         exposed_s = None if parallel is None else parallel.exposed_communication_s
         holds = bool(ranks_of(last)) or job.workload == COMMAND
         cost = _read_pass_of_ranks(last, exposed_s, job.parallelism) if holds else _read_pass(last)
@@ -172,7 +171,7 @@ def _scale(cost: PassCost, scale: float) -> PassCost:
 
 def _read_predicted(result: RunResult, meta: Mapping[str, Any]) -> PredictedSpeeds | None:
     """Return the speeds that the search predicts of sizes that did not run."""
-    band = result.throughput_band
+    band = result.search.throughput_band
     if band is None:
         return None
     is_free = meta.get("search_specification", {}).get("candidates", "all") == "all"
@@ -199,17 +198,17 @@ def _find_parallelism(job: Job, num_replicas: int) -> Parallelism:
 
 
 def _count_steps(result: RunResult, num_replicas: int, batch_size: int | None) -> int | None:
-    if result.training_samples is None or not batch_size:
+    if result.answer.training_samples is None or not batch_size:
         return None
-    return max(1, round(result.training_samples * num_replicas / batch_size))
+    return max(1, round(result.answer.training_samples * num_replicas / batch_size))
 
 
 def _compare_settings_of_run(result: RunResult, ran: Observation) -> Iterator[OtherSettings]:
     """Yield what other settings of the run gain or cost, the fastest size of each, and eager passes."""
     best: dict[str, Any] = {}
-    for point in result.pareto_front:
+    for point in result.choice.pareto_front:
         name = str(dict(point.settings))
-        if dict(point.settings) != dict(result.settings):
+        if dict(point.settings) != dict(result.choice.settings):
             best[name] = max(best.get(name, point), point, key=lambda one: one.samples_per_s)
     for point in best.values():
         yield OtherSettings(
@@ -217,13 +216,13 @@ def _compare_settings_of_run(result: RunResult, ran: Observation) -> Iterator[Ot
             micro_batch_size=point.micro_batch_size,
             time_share=ran.samples_per_s / point.samples_per_s,
             is_measured=point.ran,
-            changes_training=tuple(changes_training(point.settings, result.settings)),
+            changes_training=tuple(changes_training(point.settings, result.choice.settings)),
         )
-    if result.eager is not None and result.eager.over_compiled is not None:
+    if result.program.eager is not None and result.program.eager.over_compiled is not None:
         yield OtherSettings(
             settings={"compile": False},
             micro_batch_size=ran.micro_batch_size,
-            time_share=1.0 / result.eager.over_compiled,
+            time_share=1.0 / result.program.eager.over_compiled,
             is_measured=True,
         )
 

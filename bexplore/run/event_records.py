@@ -11,7 +11,7 @@ from bexplore.job.batching import MAX_SAMPLES, GlobalBatchSize
 from bexplore.measurement.probe import Observation
 from bexplore.measurement.profile import Profile
 from bexplore.run import events
-from bexplore.run.bottleneck import Bottleneck
+from bexplore.run.parts.checks import Bottleneck
 from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished

@@ -32,10 +32,12 @@ from bexplore.host.json_files import read_json, write_json
 from bexplore.host.locks import locked
 from bexplore.host.records import from_record
 from bexplore.host.secret_values import hidden, hidden_record
-from bexplore.job import Mode
+from bexplore.job import Job, Mode
 from bexplore.measurement.profile import Profile
 from bexplore.run.journal import Journal
 from bexplore.run.result import RunResult
+from bexplore.run.selection import Selection
+from bexplore.trace.cost_model import CostModel
 
 FORMAT_VERSION = 1
 PRIVATE = 0o700  # mode of a folder for the user alone
@@ -137,10 +139,10 @@ class Run:
     def job_of_answer(self) -> dict[str, Any] | None:
         """Return the job with the settings of the result, as the file would have it; None where it has its own."""
         result = self.result()
-        if result is None or not result.variant:
+        if result is None or not result.choice.variant:
             return None
         variants = self.meta().get("variants", [])
-        return next((one["job"] for one in variants if one["settings"] == dict(result.settings)), None)
+        return next((one["job"] for one in variants if one["settings"] == dict(result.choice.settings)), None)
 
     def write_result(self, result: RunResult) -> None:
         """Store the result, which finishes the run."""
@@ -176,6 +178,24 @@ def create_run(folder: Path, *, meta: Mapping[str, Any], now: datetime, is_priva
     except OSError as error:
         raise _unwritable(folder, error) from error
     return run
+
+
+def program_of_answer(
+    run: Run, meta: Mapping[str, Any], result: RunResult
+) -> tuple[Job, CostModel | None, tuple[str, ...]]:
+    """Return the job of a run's answer, its trace, and the names of all variants.
+
+    Args:
+        meta: Of the run.
+        result: Of the run, or its last recommendation.
+    """
+    stored = run.variants()
+    selection = Selection() if stored is None else from_record(Selection, stored)
+    if not selection.is_plain:
+        chosen = selection.searched[result.choice.variant]
+        return chosen.job, chosen.cost_model, tuple(one.name for one in selection.searched)
+    trace = run.directory / "trace.json"
+    return from_record(Job, meta["job"]), from_record(CostModel, read_json(trace)) if trace.exists() else None, ()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The variants of a job that a search takes, as a run keeps them, and the program of a run's answer."""
+"""The variants of a job that a search takes, as a run keeps them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bexplore.config.sections.variants import JobVariant
-from bexplore.host.json_files import read_json
-from bexplore.host.records import from_record, to_record
+from bexplore.host.records import to_record
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import Job
-from bexplore.run.result import RunResult
-from bexplore.run.run_directory import Run
 from bexplore.trace.cost_model import CostModel
 
 
@@ -81,21 +78,3 @@ class Selection:
         """Return the selection with the jobs of a configuration, by the names of its variants."""
         searched = (dataclasses.replace(one, job=jobs.get(one.name, one.job)) for one in self.searched)
         return dataclasses.replace(self, searched=tuple(searched))
-
-
-def program_of_answer(
-    run: Run, meta: Mapping[str, Any], result: RunResult
-) -> tuple[Job, CostModel | None, tuple[str, ...]]:
-    """Return the job of a run's answer, its trace, and the names of all variants.
-
-    Args:
-        meta: Of the run.
-        result: Of the run, or its last recommendation.
-    """
-    stored = run.variants()
-    selection = Selection() if stored is None else from_record(Selection, stored)
-    if not selection.is_plain:
-        chosen = selection.searched[result.variant]
-        return chosen.job, chosen.cost_model, tuple(one.name for one in selection.searched)
-    trace = run.directory / "trace.json"
-    return from_record(Job, meta["job"]), from_record(CostModel, read_json(trace)) if trace.exists() else None, ()

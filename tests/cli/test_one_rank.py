@@ -66,7 +66,7 @@ def test_the_last_words_and_the_report_have_a_line_of_ranks(explored):
     assert re.search(r"\n  ranks +one of 2 ranks ran, alone \(FSDP over 2 ranks\); a pass takes", again.stdout)
     assert re.search(rf"\n  warning +{re.escape(CAUTION)}", again.stdout)
     page = next(folder.glob("local*/fsdp/run_*/report.html")).read_text()
-    assert "Ranks: one of 2 ranks ran, alone" in page
+    assert "ranks:</b> one of 2 ranks ran, alone" in page
 
 
 def test_another_batch_size_is_another_run_where_gradients_are_reduced_last(explored):

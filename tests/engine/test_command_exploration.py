@@ -77,8 +77,8 @@ def test_the_accumulation_of_the_file_runs_at_the_end_and_its_step_is_what_the_r
     assert set(real.details["verdicts"].values()) == {"verified"}
     assert {one.details["passes_per_step"] for one in searched} == {2}
     assert real.micro_batch_size == result.micro_batch_size
-    assert result.batch_size == 5 * result.micro_batch_size
-    (own,) = [one for one in result.global_batch_sizes if one.global_batch_size == result.batch_size]
+    assert result.batch.batch_size == 5 * result.micro_batch_size
+    (own,) = [one for one in result.batch.global_batch_sizes if one.global_batch_size == result.batch.batch_size]
     assert (own.accumulation_steps, own.step_time_s) == (5, real.details["step_time_s"])
     assert isinstance(explored(5)[0], AlreadyFinished)
     assert marked_processes(tmp_path) == []
@@ -94,8 +94,8 @@ def test_another_accumulation_goes_on_with_the_run_and_needs_one_start(explored,
     assert (real.details[REAL_STEP], real.details["passes_per_step"]) == (3, 3)
     assert real.probe.number == before[-1].probe.number + 1
     assert starts(tmp_path) == num_starts + 1
-    assert events[-1].result.batch_size == 3 * real.micro_batch_size
-    assert events[-1].result.num_probes == len(before) + 1
+    assert events[-1].result.batch.batch_size == 3 * real.micro_batch_size
+    assert events[-1].result.search.num_probes == len(before) + 1
 
 
 def test_what_a_word_of_the_command_fixes_is_what_every_start_has(explored, tmp_path):
@@ -103,7 +103,7 @@ def test_what_a_word_of_the_command_fixes_is_what_every_start_has(explored, tmp_
 
     observations, result = probes_of(events), events[-1].result
     assert {one.details["passes_per_step"] for one in observations} == {3}
-    own = [one for one in result.global_batch_sizes if one.global_batch_size == result.batch_size]
+    own = [one for one in result.batch.global_batch_sizes if one.global_batch_size == result.batch.batch_size]
     assert [one.accumulation_steps for one in own] == [3]
     assert own[0].step_time_s in [one.details["step_time_s"] for one in observations]
     assert not [warning for warning in result.warnings if "accumulation" in warning]

@@ -165,6 +165,6 @@ def test_the_result_of_a_command_says_that_gradients_were_not_compared_and_what_
     result, measured = events[-1].result, [e.observation for e in events if isinstance(e, ProbeFinished)][-1]
 
     assert measured.details["batch_coupled"] == ["BatchNorm1d"]
-    assert "were not compared" in result.gradient_equivalence["message"]
-    assert "BatchNorm1d" in result.gradient_equivalence["message"]
+    assert "were not compared" in result.checks.gradient_equivalence["message"]
+    assert "BatchNorm1d" in result.checks.gradient_equivalence["message"]
     assert any("the last batch of each epoch has 1 sample at size 8" in text for text in result.warnings)

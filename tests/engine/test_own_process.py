@@ -34,10 +34,12 @@ def test_the_answer_of_an_eager_job_on_a_cpu_is_verified_in_a_process_that_ran_n
     assert (last.probe.purpose, last.probe.compilation) == (Purpose.VERIFY, Compilation.EAGER)
     assert last.worker not in {one.worker for one in search}
     assert len(ran) <= 4
-    assert (result.compilation, result.micro_batch_size) == ("eager", last.micro_batch_size)
+    assert (result.program.compilation, result.micro_batch_size) == ("eager", last.micro_batch_size)
     measured = [one.samples_per_s for one in ran if one.micro_batch_size == result.micro_batch_size]
-    assert 0.7 * min(measured) <= result.samples_per_s <= 1.3 * max(measured)  # an estimate, while others may be busy
-    assert result.exact_over_shared is not None
+    assert (
+        0.7 * min(measured) <= result.answer.samples_per_s <= 1.3 * max(measured)
+    )  # an estimate, while others may be busy
+    assert result.program.exact_over_shared is not None
 
 
 def test_a_job_without_a_compiler_runs_eagerly_whatever_it_shares_and_however_it_ends(run_on):

@@ -36,14 +36,13 @@ ORDER = {
     "command": "observer reports timing verdicts failures processes attach probe_folder watch judgement runner",
     "replay": "table replay",
     "testing": "failures simulator variants",
-    "run": "bottleneck parallel_result lengths_result settings_result result journal run_directory selection "
-    "fingerprint events event_records",
+    "run": "selection facts parts result journal run_directory fingerprint events event_records",
     "diagnosis": "bottlenecks profiled",
-    "exploration": "estimated memory_budget setup emulated variants estimate finish base command job",
+    "exploration": "memory_budget setup emulated variants estimate finish base command job",
     "actions": "apply probe trace doctor",
     "planning": "network network_timing request costs layout step cautions plan sources api",
     "guard": "report baseline reference timing compare sizes snapshot pairs guard",
-    "output": "plot tables guard_table guard_ci plan_table event_files bexp settings_text lengths_text profile_text "
+    "output": "plot tables guard_table guard_ci plan_table event_files bexp profile_text "
     "summary live_view console report",
     "cli": "streams field_names entry options setup apply explore guard one_shot plan_options plan network offline",
 }
@@ -59,7 +58,7 @@ DOORS = {
         "planning.network_timing",
     },
     "optuna": {"search.study", "search.loop"},
-    "pydantic": {"config.schema", "config.field_types", "run.result"},
+    "pydantic": {"config.schema", "config.field_types"},
     "ruamel": {"config.document.reader"},
     "tomlkit": {"config.document.toml"},
     "click": {"cli"},

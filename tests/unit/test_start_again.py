@@ -9,8 +9,8 @@ from bexplore import start_again
 from bexplore.config.load import load_config
 from bexplore.decorator import find_fastest_batch_size
 from bexplore.errors import UserInputError
-from bexplore.run.result import RunResult
 from bexplore.start_again import ProgramRequest, explore_program, find_own_command, read_given_size
+from tests.unit.run.builders import run_result
 
 
 def test_a_start_gets_its_size_by_a_variable_and_its_folder_by_another():
@@ -51,7 +51,7 @@ def test_a_given_size_is_taken_and_a_folder_only_where_the_function_has_one(monk
 
 
 def test_a_program_explores_once(monkeypatch):
-    found = RunResult(micro_batch_size=8)
+    found = run_result(micro_batch_size=8)
     monkeypatch.setattr(start_again, "_found", {"pretrain": found})
 
     assert explore_program(ProgramRequest(what="pretrain", settings={})) is found

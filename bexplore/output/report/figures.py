@@ -8,8 +8,7 @@ from bexplore.config.sections.variants import name_settings
 from bexplore.measurement.probe import Observation, Outcome
 from bexplore.output.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
 from bexplore.output.report.report_data import ReportData
-from bexplore.output.settings_text import is_recommended
-from bexplore.run.settings_result import FrontPoint
+from bexplore.run.parts.choice import FrontPoint
 from bexplore.units import counted, format_bytes, format_seconds
 
 # A budget beyond this multiple of the highest peak would press the peaks flat; the caption mentions it instead.
@@ -79,7 +78,7 @@ def curves(data: ReportData) -> Figure | None:
 
 def front(data: ReportData) -> Figure | None:
     """Return speed over memory, where no other size with settings is better in both; None for one variant."""
-    points = data.result.pareto_front
+    points = data.result.choice.pareto_front
     if not points:
         return None
     measured = [item for item in data.observations if item.is_measured and item.peak_memory_bytes]
@@ -93,7 +92,7 @@ def front(data: ReportData) -> Figure | None:
         for item in measured
     ]
     ran, predicted = ([_front_dot(point) for point in points if point.ran is wanted] for wanted in (True, False))
-    best = [_front_dot(point) for point in points if is_recommended(data.result, point)]
+    best = [_front_dot(point) for point in points if data.result.choice.is_recommended(point, data.micro_batch_size)]
     line = [(float(point.peak_memory_bytes), point.samples_per_s) for point in points]
     marks: list[Mark] = [
         Line(name="the front", points=line, role="posterior", is_stepped=True),
@@ -174,7 +173,7 @@ def confidence(data: ReportData) -> Figure | None:
 
 
 def _shown(data: ReportData) -> list[tuple[float, float, float, float]]:
-    band = data.result.throughput_band
+    band = data.result.search.throughput_band
     return [] if band is None else band.shown(max(item.micro_batch_size for item in data.of_answer))
 
 
@@ -240,7 +239,7 @@ def _failure(item: Observation, y: float) -> Dot:
 
 def _chosen(data: ReportData) -> list[Mark]:
     """Return a ring around the recommended size."""
-    size, speed = data.micro_batch_size, data.result.samples_per_s
+    size, speed = data.micro_batch_size, data.result.answer.samples_per_s
     if size is None or speed is None:
         return []
     dot = Dot(x=size, y=speed, text=f"recommended: size {size}, {speed:.4g} samples/s")

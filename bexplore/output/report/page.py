@@ -15,10 +15,8 @@ from bexplore import __version__
 from bexplore.config.sections.variants import name_settings
 from bexplore.diagnosis.bottlenecks import JobEvidence, find_bottlenecks
 from bexplore.diagnosis.profiled import find_network_bottlenecks, find_profile_bottlenecks
-from bexplore.exploration.estimated import estimated
 from bexplore.measurement.probe import Observation, compare_sizes
-from bexplore.output import settings_text, summary
-from bexplore.output.lengths_text import lengths_rows
+from bexplore.output import summary
 from bexplore.output.plan_table import plan_rows
 from bexplore.output.profile_text import HEADS, kernel_rows, network_evidence, regions_sentence
 from bexplore.output.report.figure import Figure
@@ -26,7 +24,10 @@ from bexplore.output.report.figures import figures
 from bexplore.output.report.report_data import ReportData, SizeData
 from bexplore.output.report.svg import SHAPES, draw
 from bexplore.output.tables import markdown_cell
-from bexplore.run.bottleneck import Bottleneck
+from bexplore.run.facts import estimated
+from bexplore.run.parts.checks import Bottleneck
+from bexplore.run.parts.row import Row
+from bexplore.run.parts.search import outcomes_words
 from bexplore.search.policy.decision import StopReason
 from bexplore.units import counted, format_bytes, format_seconds
 
@@ -35,6 +36,8 @@ NUM_BUFFERS = 10  # places that are listed by name; the rest is summed
 SMALLEST_TERAFLOPS = 0.1  # below, operations are shown in GFLOP/s
 # Fewest columns, and the CSS class of such a table: its rows become cards below 1000 pixels, below 600, or never.
 CARDS = ((7, "many"), (5, "some"), (0, "few"))
+# Labels of rows that stand apart in the report: in its first lines, its warnings or its list of limits.
+SHOWN_ELSEWHERE = ("why", "score", "memory", "smaller size", "training", "limits", "warning")
 WIDE, NARROW = (760, 380), (370, 380)  # pixels; the page shows one of the two drawings, by its width
 
 
@@ -69,9 +72,8 @@ def html(data: ReportData) -> str:
         data,
         figures=[_drawn(figure) for figure in figures(data)],
         shapes=SHAPES,
-        headroom=summary.headroom_words(data.result),
-        loader=summary.loader_sentence(data.result),
-        stop_reason=summary.stop_words(data.result, data.settings.get("target_confidence")),
+        headroom=data.result.memory.headroom_words(),
+        stop_reason=data.result.search.stop_words(data.view),
         probes=probes_table(data),
         environment=environment_table(data),
         buffers=buffers(data),
@@ -103,35 +105,26 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         result=data.result,
         first_steps=first_steps(data),
         bottlenecks=bottlenecks(data),
-        eager=eager_line(data),
-        left=left_line(data),
+        found=found_rows(data),
         speed=summary.speed_words(data.result),
         fitting=summary.fitting_words(data.result),
-        ranks=summary.ranks_sentence(data.result),
-        settings=list(settings_text.settings_sentences(data.result)),
-        settings_words=settings_text.settings_words(data.result),
-        base_words=settings_text.base_words(data.result),
+        answer=data.result.answer,
+        settings_words=data.result.choice.words,
+        base_words=data.result.choice.base_words,
         points=front_points(data),
         sizes=sizes_table(data),
         comparisons=comparisons_table(data),
         batch_sizes=batch_sizes_table(data),
         plan=plan_report_table(data),
-        lengths=list(lengths_rows(data.result.lengths)),
         outcomes=outcomes(data),
         **values,
     )
 
 
-def eager_line(data: ReportData) -> str | None:
-    """Return whether torch.compile is worth it at the recommended size; None where that was not measured."""
-    text = summary.eager_sentence(data.result.eager, data.tolerance)
-    return None if text is None else f"{text[0].upper()}{text[1:]}"
-
-
-def left_line(data: ReportData) -> str | None:
-    """Return the expected remaining gain; None while the exploration is unfinished, or if unknown."""
-    text = summary.left_sentence(data.result) if data.is_finished else None
-    return None if text is None else f"Left to gain: {text}."
+def found_rows(data: ReportData) -> tuple[Row, ...]:
+    """Return the rows of the summary that the report shows in no other place."""
+    rows = data.result.rows(data.view) if data.is_finished else ()
+    return tuple(row for row in rows if row.label not in SHOWN_ELSEWHERE)
 
 
 def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
@@ -142,22 +135,22 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
     target = int(data.settings.get("target_confidence", 90))
     if size is None:
         return (("Resume the exploration:", f"bexplore explore {typed}"),)
-    settings = f" and {name_settings(result.settings)}" if result.variant else ""
+    settings = f" and {name_settings(result.choice.settings)}" if result.choice.variant else ""
     steps = [(f"Set micro_batch_size: {size}{settings} in {config}, or type", f"bexplore apply {typed}")]
-    keeps = result.keeps_batch_size
-    if result.batch_message and (keeps is None or keeps.micro_batch_size != size):
-        steps.append((f"{result.batch_message}.", ""))
+    keeps = result.batch.keeps_batch_size
+    if result.batch.batch_message and (keeps is None or keeps.micro_batch_size != size):
+        steps.append((f"{result.batch.batch_message}.", ""))
     keeping = summary.keeping_sentence(result, target) if data.is_finished else None
     if keeping:
         steps.append((keeping, ""))
-    smaller = summary.smaller_sentence(result, data.tolerance)
+    smaller = result.answer.smaller_size(data.tolerance)
     if smaller:
         steps.append((f"To save memory: {smaller}.", ""))
     if not data.is_finished:
         steps.append(("The exploration is not finished; this command resumes it:", f"bexplore explore {typed}"))
-    elif not result.is_emulated and (result.confidence or 0) < target:
-        score = summary.score_sentence(result, data.tolerance)
-        is_final = result.stop_reason == StopReason.COSTS_MORE_THAN_IT_SAVES
+    elif not result.is_emulated and (result.answer.confidence or 0) < target:
+        score = result.answer.score_words(data.tolerance)
+        is_final = result.search.stop_reason == StopReason.COSTS_MORE_THAN_IT_SAVES
         then = ", and another probe would not pay." if is_final else ": see below how to raise it."
         steps.append((f"The score is below its target{f' ({score})' if score else ''}{then}", ""))
     return tuple(steps)
@@ -168,11 +161,11 @@ def bottlenecks(data: ReportData) -> tuple[Bottleneck, ...]:
     if data.is_finished:
         network = network_evidence(data.run)
         profiled = () if data.profile is None else find_profile_bottlenecks(data.profile, network)
-        return (*data.result.bottlenecks, *profiled, *find_network_bottlenecks(network))
-    sizes = data.result.global_batch_sizes
+        return (*data.result.checks.bottlenecks, *profiled, *find_network_bottlenecks(network))
+    sizes = data.result.batch.global_batch_sizes
     evidence = JobEvidence(
         job=data.job,
-        observations=[estimated(item, data.result.speeds) for item in data.of_answer],
+        observations=[estimated(item, data.result.answer.speeds) for item in data.of_answer],
         micro_batch_size=data.micro_batch_size,
         accumulation_steps=sizes[0].accumulation_steps if sizes else None,
         cost_model=data.cost_model,
@@ -262,8 +255,10 @@ def probes_table(data: ReportData) -> Table:
 
 def front_points(data: ReportData) -> Table:
     """Return the points of the front of memory against speed; no rows for a job with one variant."""
-    points = settings_text.shown_points(data.result, data.tolerance, most=len(data.result.pareto_front))
-    best = (index for index, point in enumerate(points) if settings_text.is_recommended(data.result, point))
+    points = summary.shown_points(data.result, data.tolerance, most=len(data.result.choice.pareto_front))
+    best = (
+        index for index, point in enumerate(points) if data.result.choice.is_recommended(point, data.micro_batch_size)
+    )
     return Table(
         headings=("settings", "size", "peak memory", "samples/s", ""),
         rows=tuple(
@@ -283,7 +278,7 @@ def front_points(data: ReportData) -> Table:
 
 def batch_sizes_table(data: ReportData) -> Table:
     """Return the global batch sizes that are valid with the recommended size."""
-    sizes, own = data.result.global_batch_sizes, data.result.batch_size
+    sizes, own = data.result.batch.global_batch_sizes, data.result.batch.batch_size
     marked = next((i for i, size in enumerate(sizes) if size.global_batch_size == own), None)
     rows = tuple(
         (
@@ -344,7 +339,7 @@ def buffers(data: ReportData) -> tuple[tuple[str, str, float], ...]:
 
 def outcomes(data: ReportData) -> str:
     """Return the number of probes by outcome, in words."""
-    return summary.outcomes_words(Counter(item.outcome.value for item in data.observations))
+    return outcomes_words(Counter(item.outcome.value for item in data.observations))
 
 
 def _drawn(figure: Figure) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bexplore.exploration.estimated import estimated
 from bexplore.host.accelerators import published_device
 from bexplore.host.json_files import parse_json
 from bexplore.job import Job
@@ -16,9 +15,10 @@ from bexplore.measurement.probe import Observation
 from bexplore.measurement.profile import Profile
 from bexplore.planning.api import plan_as_in_file
 from bexplore.planning.step import Plan
+from bexplore.run.facts import estimated
+from bexplore.run.parts.row import View
 from bexplore.run.result import RunResult
-from bexplore.run.run_directory import Run
-from bexplore.run.selection import program_of_answer
+from bexplore.run.run_directory import Run, program_of_answer
 from bexplore.trace.cost_model import CostModel
 
 
@@ -90,9 +90,14 @@ class ReportData:
         return float(self.settings.get("tolerance", INDIFFERENCE_ZONE))
 
     @property
+    def view(self) -> View:
+        """Return what the rows of the result depend on."""
+        return self.result.view(self.tolerance, self.settings.get("target_confidence"))
+
+    @property
     def of_answer(self) -> tuple[Observation, ...]:
         """Return the probes that have the settings of the answer."""
-        return tuple(item for item in self.observations if item.probe.variant == self.result.variant)
+        return tuple(item for item in self.observations if item.probe.variant == self.result.choice.variant)
 
     @property
     def measured(self) -> tuple[Observation, ...]:
@@ -112,7 +117,7 @@ class ReportData:
     def _size(self, item: Observation) -> SizeData:
         if item.is_emulated:
             return SizeData(observation=item, tokens_per_s=None, flops_per_s=None, mfu=None, hfu=None)
-        item = estimated(item, self.result.speeds)
+        item = estimated(item, self.result.answer.speeds)
         # The trace is of the longest samples: its operations are not those of batches of many lengths.
         model = self.cost_model if self.job.lengths is None else None
         length, peak = self.job.tokens_per_sample, self.peak_flops_per_s

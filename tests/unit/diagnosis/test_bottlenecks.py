@@ -10,7 +10,7 @@ from bexplore.diagnosis.bottlenecks import Bottleneck, JobEvidence, find_bottlen
 from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job, Parallelism, Precision, TorchSettings
 from bexplore.measurement.probe import Observation, Outcome, Probe
-from bexplore.run.parallel_result import ParallelResult
+from bexplore.run.parts.ranks import RanksPart
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.timeline import Polynomial
 
@@ -226,7 +226,7 @@ def test_the_capability_of_a_processor_says_nothing_of_tf32():
 def communicating(parallelism: Parallelism, *, efficiency: float | None = 0.75, **fields) -> tuple[Bottleneck, ...]:
     """Bottlenecks of all ranks of a job whose pass takes a second."""
     exposed_s = None if efficiency is None else 1.0 - efficiency
-    ranks = ParallelResult(
+    ranks = RanksPart(
         **{
             "description": str(parallelism),
             "num_ranks": parallelism.num_ranks,

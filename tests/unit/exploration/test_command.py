@@ -16,10 +16,10 @@ from bexplore.config.load import load_config
 from bexplore.errors import UserProgramError
 from bexplore.exploration import command as module
 from bexplore.exploration.base import ExploreOptions
-from bexplore.exploration.finish import step_time_s
 from bexplore.host.records import from_record
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.run.events import AlreadyFinished, Finished, JobEvent, Planned
+from bexplore.run.facts import step_time_s
 from bexplore.run.result import RunResult
 from bexplore.search.result import ProbeFinished, ProbeStarted
 
@@ -129,7 +129,7 @@ def journal() -> list[Observation]:
 
 def step_times(result: RunResult) -> dict[int, float]:
     """Return the seconds of a step by accumulation."""
-    return {one.accumulation_steps: one.step_time_s for one in result.global_batch_sizes}
+    return {one.accumulation_steps: one.step_time_s for one in result.batch.global_batch_sizes}
 
 
 def states_of_trials() -> list[str]:
@@ -158,9 +158,9 @@ def test_the_answer_runs_once_with_the_accumulation_of_the_training_and_its_step
 
     assert result.micro_batch_size == 8
     assert [run for run in machine.runs if run[1] != PROBING_ACCUMULATION] == [(8, 8)]
-    assert result.batch_size == 64
+    assert result.batch.batch_size == 64
     assert step_times(result)[8] == pytest.approx(8 * 0.038 + UPDATE_S, rel=1e-3)
-    assert result.keeps_batch_size.accumulation_steps == 8
+    assert result.batch.keeps_batch_size.accumulation_steps == 8
     assert result.warnings == ()
 
 
@@ -176,7 +176,7 @@ def test_nothing_is_run_with_another_accumulation_where_nobody_says_which(machin
     result = result_of(words=("--accumulation", "{accumulation}"))
 
     assert {accumulation for _, accumulation in machine.runs} == {PROBING_ACCUMULATION}
-    assert result.batch_size is None
+    assert result.batch.batch_size is None
 
 
 def test_what_the_command_fixes_is_seen_in_every_start(machine):
@@ -186,7 +186,7 @@ def test_what_the_command_fixes_is_seen_in_every_start(machine):
     result = result_of(text="gradient_accumulation_steps: 4", words=words)
 
     assert {accumulation for _, accumulation in machine.runs} == {None}
-    assert result.batch_size == 64
+    assert result.batch.batch_size == 64
     assert step_times(result)[8] == pytest.approx(8 * 0.038 + UPDATE_S, rel=1e-3)
     assert result.warnings == ()
 
@@ -227,7 +227,7 @@ def test_the_real_step_is_a_probe_of_the_journal_the_study_and_the_events(machin
     assert [one.probe.number for one in observations] == list(range(len(machine.runs)))
     assert observations[-1].details[module.REAL_STEP] == 8
     assert observations[-1].probe.purpose is Purpose.VERIFY
-    assert result.num_probes == len(observations) == sum(result.outcomes.values())
+    assert result.search.num_probes == len(observations) == sum(result.search.outcomes.values())
     expected_s = [event.expected_s for event in events if isinstance(event, ProbeStarted)][-1]
     assert expected_s == pytest.approx(2.0 + 7 * step_time_s(observations[-1], 8))
 
@@ -244,7 +244,7 @@ def test_an_exploration_that_was_killed_after_its_real_step_does_not_run_it_agai
     assert machine.runs == before
     assert step_times(again) == step_times(first)
     names = ("num_probes", "outcomes", "confidence", "warnings")
-    assert [getattr(again, name) for name in names] == [getattr(first, name) for name in names]
+    assert [again.as_record()[name] for name in names] == [first.as_record()[name] for name in names]
     assert first.warnings
 
 
@@ -268,9 +268,9 @@ def test_a_real_step_is_no_evidence_of_the_search_that_is_resumed(machine):
 
     names = ("samples_per_s", "relative_performance", "confidence", "left_to_gain", "throughput_band")
     names += ("exact_over_shared", "stop_reason")
-    assert again.num_probes == first.num_probes + 1 == sum(again.outcomes.values())
+    assert again.search.num_probes == first.search.num_probes + 1 == sum(again.search.outcomes.values())
     assert not any("noisy" in warning for warning in again.warnings)
-    assert [getattr(again, name) for name in names] == [getattr(first, name) for name in names]
+    assert [again.as_record()[name] for name in names] == [first.as_record()[name] for name in names]
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_real_step_that_fails_leaves_the_answer_with_a_warning(machine, fails_
     assert result.micro_batch_size == 8
     assert result.warnings == (warning,)
     assert journal()[-1].outcome is outcome
-    assert result.outcomes[outcome.value] == 1
+    assert result.search.outcomes[outcome.value] == 1
 
 
 def test_an_interruption_in_the_real_step_ends_with_the_answer_and_a_second_call_runs_the_step(machine):
@@ -308,7 +308,7 @@ def test_an_interruption_in_the_real_step_ends_with_the_answer_and_a_second_call
 
     again = result_of(f"explore.storage={STORAGE}", text="gradient_accumulation_steps: 8")
 
-    assert (interrupted.stop_reason, interrupted.micro_batch_size) == ("interrupted", 8)
+    assert (interrupted.search.stop_reason, interrupted.micro_batch_size) == ("interrupted", 8)
     assert [run for run in machine.runs if run[1] == 8] == [(8, 8)] * 2
     assert step_times(again)[8] == pytest.approx(8 * 0.038 + UPDATE_S, rel=1e-3)
 
@@ -318,7 +318,7 @@ def test_an_interruption_of_the_search_starts_no_real_step(machine):
 
     result = result_of(text="gradient_accumulation_steps: 8")
 
-    assert result.stop_reason == "interrupted"
+    assert result.search.stop_reason == "interrupted"
     assert len(machine.runs) == 2
 
 
@@ -332,7 +332,7 @@ def test_a_stop_before_the_real_step_is_the_stop_reason(machine):
         should_stop=lambda: next(asked, "enough"),
     )
 
-    assert result.stop_reason == "enough"
+    assert result.search.stop_reason == "enough"
     assert all(accumulation != 8 for _, accumulation in machine.runs)
 
 
@@ -415,7 +415,7 @@ def test_an_answer_whose_samples_no_second_size_confirms_is_refused(machine):
 
 def test_an_exploration_that_goes_on_hands_over_what_its_probes_have_shown(machine):
     machine.interrupted_at = 1
-    assert result_of().stop_reason == "interrupted"
+    assert result_of().search.stop_reason == "interrupted"
     machine.interrupted_at = None
 
     result_of()

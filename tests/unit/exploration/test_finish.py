@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from bexplore import load_config
-from bexplore.exploration.finish import Finish, failures_of, step_time_s, verified_by
+from bexplore.exploration.finish import Finish
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.output.summary import summary_text
 from bexplore.run import run_directory
+from bexplore.run.facts import step_time_s, verified_by
+from bexplore.run.parts.search import group_failures
 from bexplore.run.result import RunResult
 from bexplore.search.policy.decision import NextProbe, StopReason
 from bexplore.search.recommendation import Recommendation
@@ -132,13 +134,13 @@ def test_compile_both_tells_the_interval_and_decides_by_it(tmp_path, compiled_s,
     result, _ = concluded(tmp_path, compiled_s)
 
     assert told in eager_words(result)
-    assert result.eager.low < result.eager.over_compiled < result.eager.high
+    assert result.program.eager.low < result.program.eager.over_compiled < result.program.eager.high
 
 
 def test_eager_passes_are_not_timed_where_nobody_asks_for_them(tmp_path):
     result, runner = concluded(tmp_path, (1.1,) * 5, enabled="true")
 
-    assert (result.eager, runner.asked) == (None, [])
+    assert (result.program.eager, runner.asked) == (None, [])
 
 
 def test_the_result_tells_what_is_left_to_gain_and_what_another_probe_would_cost_and_save(tmp_path):
@@ -146,11 +148,11 @@ def test_the_result_tells_what_is_left_to_gain_and_what_another_probe_would_cost
     told = ("left_to_gain", "training_time_s", "next_probe_s", "next_probe_saves", "training_samples")
 
     result, _ = concluded(tmp_path, (1.0,), next_probe=further)
-    assert [getattr(result, name) for name in told] == [0.006, 36_000.0, 40.0, 0.002, None]
+    assert [getattr(result.answer, name) for name in told] == [0.006, 36_000.0, 40.0, 0.002, None]
 
     (tmp_path / "apart").mkdir()
     result, _ = concluded(tmp_path / "apart", (1.0,))
-    assert [getattr(result, name) for name in told] == [0.006, None, None, None, None]
+    assert [getattr(result.answer, name) for name in told] == [0.006, None, None, None, None]
 
 
 def test_gradients_are_compared_with_those_of_the_smallest_size_that_ran(tmp_path):
@@ -158,20 +160,20 @@ def test_gradients_are_compared_with_those_of_the_smallest_size_that_ran(tmp_pat
     result, runner = concluded(tmp_path, (1.0,), others=others)
 
     assert runner.gradients_asked == [{"base_micro_batch_size": 2, "micro_batch_size": SIZE}]
-    assert result.gradient_equivalence == {"verdict": "same", "message": "The gradients agree."}
+    assert result.checks.gradient_equivalence == {"verdict": "same", "message": "The gradients agree."}
 
 
 def test_gradients_of_the_only_size_that_ran_are_compared_with_nothing(tmp_path):
     result, runner = concluded(tmp_path, (1.0,))
 
-    assert (result.gradient_equivalence, runner.gradients_asked) == (None, [])
+    assert (result.checks.gradient_equivalence, runner.gradients_asked) == (None, [])
 
 
 @pytest.mark.parametrize(("loader", "timed"), [('loader: "programs:perceptron"', SIZE), ("", None)])
 def test_a_loader_is_timed_at_the_recommended_size_where_the_configuration_names_one(tmp_path, loader, timed):
     result, _ = concluded(tmp_path, (1.0,), loader=f", {loader}" if loader else "")
 
-    assert (result.loader or {}).get("micro_batch_size") == timed
+    assert (result.checks.loader or {}).get("micro_batch_size") == timed
 
 
 def test_artifacts_of_the_recommended_size_are_kept_and_those_of_others_deleted(tmp_path):
@@ -181,7 +183,7 @@ def test_artifacts_of_the_recommended_size_are_kept_and_those_of_others_deleted(
 
     result, _ = concluded(tmp_path, (1.0,))
 
-    assert result.artifacts_dir == str(tmp_path / "compiled" / f"micro_batch_size_{SIZE}")
+    assert result.program.artifacts_dir == str(tmp_path / "compiled" / f"micro_batch_size_{SIZE}")
     assert [path.name for path in (tmp_path / "compiled").iterdir()] == [f"micro_batch_size_{SIZE}"]
 
 
@@ -189,7 +191,12 @@ def test_an_interrupted_run_measures_nothing_more_and_its_result_is_not_written(
     result, runner = concluded(tmp_path, (1.0,), others=[observed(2)], stop_reason=StopReason.INTERRUPTED)
 
     assert result.micro_batch_size == SIZE
-    assert (result.eager, result.gradient_equivalence, runner.asked, runner.gradients_asked) == (None, None, [], [])
+    assert (result.program.eager, result.checks.gradient_equivalence, runner.asked, runner.gradients_asked) == (
+        None,
+        None,
+        [],
+        [],
+    )
     assert list((tmp_path / "runs").rglob("result.json")) == []
 
 
@@ -204,7 +211,7 @@ def test_failures_that_differ_in_numbers_alone_are_one_group():
         return observed(size, outcome=outcome, reason=reason, pass_times_s=())
 
     alike = [failed(8, "shape 8"), failed(4, "shape 4"), failed(4, "shape 4")]
-    groups = failures_of(
+    groups = group_failures(
         [*alike, observed(1), failed(2, "other"), failed(16, "shape 16", Outcome.NOT_FINITE)],
     )
 
@@ -253,7 +260,7 @@ def test_one_rank_of_several_leaves_its_passes_in_the_result_and_a_caution_befor
     assert result.parallel is not None
     assert (result.parallel.num_ranks, result.parallel.inner_pass_s, result.parallel.last_pass_s) == (2, 0.75, 1.75)
     assert result.warnings[0].startswith("one rank of 2: the times hold no communication")
-    times_s = {size.accumulation_steps: size.step_time_s for size in result.global_batch_sizes}
+    times_s = {size.accumulation_steps: size.step_time_s for size in result.batch.global_batch_sizes}
     assert times_s[4] == pytest.approx(3 * 0.75 + 1.75)
     assert times_s[5] == pytest.approx(4 * 0.75 + 1.75)
 

@@ -130,21 +130,21 @@ def finished(config: Config, **options) -> Finished:
 def test_the_fastest_settings_and_size_that_fit_are_found_together(tmp_path):
     result = finished(job(tmp_path)).result
 
-    assert result.settings == {"activation_checkpointing": "full"}
-    assert result.variant == 2
+    assert result.choice.settings == {"activation_checkpointing": "full"}
+    assert result.choice.variant == 2
     best = samples_per_s("full", 32)  # the file's own fit up to size 8
     assert samples_per_s("full", result.micro_batch_size) >= 0.95 * best
-    low, high = result.settings_over_file_interval
-    assert low < result.settings_over_file < high
+    low, high = result.choice.settings_over_file_interval
+    assert low < result.choice.settings_over_file < high
     assert low < best / samples_per_s("none", 8) < high
-    assert result.operations_over_file == pytest.approx(1.25)
-    assert result.changes_training == ()
-    assert result.gradient_equivalence == {"message": "compared with full"}
+    assert result.choice.operations_over_file == pytest.approx(1.25)
+    assert result.choice.changes_training == ()
+    assert result.checks.gradient_equivalence == {"message": "compared with full"}
 
 
 def test_the_front_holds_points_that_ran_and_predicted_ones(tmp_path):
     result = finished(job(tmp_path)).result
-    front = result.pareto_front
+    front = result.choice.pareto_front
 
     assert {point.ran for point in front} == {True, False}
     assert [point.peak_memory_bytes for point in front] == sorted(point.peak_memory_bytes for point in front)
@@ -194,7 +194,7 @@ def test_the_final_answer_runs_exactly_with_its_settings_in_a_folder_of_their_ow
     verified = [(kept, probe.micro_batch_size) for kept, probe in FakeRunner.probes if probe.purpose == "verify"]
 
     assert verified[-1] == ("full", last.result.micro_batch_size)
-    assert last.result.compilation == "exact"
+    assert last.result.program.compilation == "exact"
     assert [one.run_dir for one in folders] == [
         last.run.directory,
         last.run.directory / "variant_1",
@@ -205,10 +205,10 @@ def test_the_final_answer_runs_exactly_with_its_settings_in_a_folder_of_their_ow
 def test_a_job_that_fits_at_no_size_with_its_own_settings_is_answered_with_others(tmp_path):
     result = finished(job(tmp_path, budget="1.3GiB")).result
 
-    assert result.settings["activation_checkpointing"] in ("selective", "full")
-    assert result.settings_over_file is None
-    assert result.operations_over_file > 1.0
-    assert result.base_variant > 0
+    assert result.choice.settings["activation_checkpointing"] in ("selective", "full")
+    assert result.choice.settings_over_file is None
+    assert result.choice.operations_over_file > 1.0
+    assert result.choice.base_variant > 0
 
 
 def test_a_job_that_fits_with_no_settings_is_refused(tmp_path):
@@ -229,7 +229,7 @@ def test_auto_is_a_plain_exploration_where_memory_does_not_bind(tmp_path):
     events = list(explore(job(tmp_path, budget="64GiB", lists="auto", more=", compile: false")))
     result = events[-1].result
 
-    assert (result.settings, result.pareto_front, result.variant) == ({}, (), 0)
+    assert (result.choice.settings, result.choice.pareto_front, result.choice.variant) == ({}, (), 0)
     assert {kept for kept, _ in FakeRunner.probes} == {"none"}
     assert next(event for event in events if isinstance(event, Traced)).variants == ()
 
@@ -240,7 +240,7 @@ def test_a_finished_exploration_is_not_run_again_and_other_settings_are_another(
 
     (again,) = explore(job(tmp_path))
     assert isinstance(again, AlreadyFinished)
-    assert again.result.settings == {"activation_checkpointing": "full"}
+    assert again.result.choice.settings == {"activation_checkpointing": "full"}
     assert len(FakeRunner.probes) == count
     plan = next(iter(explore(job(tmp_path, lists="{activation_checkpointing: [none, full]}"))))
     assert any(line.startswith("variants.activation_checkpointing=selective") for line in plan.changes)
@@ -251,7 +251,7 @@ def test_an_interrupted_exploration_goes_on_with_the_variants_that_it_began_with
     stops = iter([None] * 4 + ["interrupted"] * 99)
     first = finished(config, should_stop=lambda: next(stops))
     known = [probe for _, probe in FakeRunner.probes]
-    assert (first.result.stop_reason, len(known)) == ("interrupted", 4)
+    assert (first.result.search.stop_reason, len(known)) == ("interrupted", 4)
 
     events = list(explore(config))
     resumed = events[-1].result
@@ -259,8 +259,8 @@ def test_an_interrupted_exploration_goes_on_with_the_variants_that_it_began_with
     assert next(event for event in events if isinstance(event, Planned)).num_known_probes == 4
     assert events[-1].run.directory == first.run.directory
     assert [item.probe for item in first.run.journal.read()][:4] == known
-    assert resumed.settings == finished(config, fresh=True).result.settings
-    assert resumed.num_probes == len(first.run.journal.read())
+    assert resumed.choice.settings == finished(config, fresh=True).result.choice.settings
+    assert resumed.search.num_probes == len(first.run.journal.read())
 
 
 def test_a_resumed_run_keeps_its_variants_whatever_would_be_chosen_now(tmp_path, monkeypatch):
@@ -290,8 +290,8 @@ def test_the_answer_is_written_with_its_settings_and_is_then_the_files_own(tmp_p
 def test_a_second_answer_that_keeps_the_batch_size_has_the_settings_of_the_first(tmp_path):
     result = finished(job(tmp_path)).result
 
-    assert result.keeps_batch_size is not None
-    assert 64 % result.keeps_batch_size.micro_batch_size == 0
+    assert result.batch.keeps_batch_size is not None
+    assert 64 % result.batch.keeps_batch_size.micro_batch_size == 0
     of_second = [kept for kept, probe in FakeRunner.probes if probe.purpose == "keep_batch_size"]
     assert set(of_second) <= {"full"}
 
@@ -313,8 +313,8 @@ def test_another_precision_is_told_in_the_plan_and_in_the_result(tmp_path):
         "precision bfloat16 instead of float32 changes the training, which explore.settings allows" in plan.notices[-1]
     )
     result = events[-1].result
-    is_other = result.settings["precision"] == "bfloat16"
-    assert result.changes_training == (("precision bfloat16 instead of float32",) if is_other else ())
+    is_other = result.choice.settings["precision"] == "bfloat16"
+    assert result.choice.changes_training == (("precision bfloat16 instead of float32",) if is_other else ())
 
 
 def test_a_torch_that_was_not_tested_is_one_warning_of_the_plan(tmp_path, monkeypatch):

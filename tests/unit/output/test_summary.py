@@ -7,19 +7,20 @@ import textwrap
 
 import pytest
 
-from bexplore.exploration.finish import failures_of
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.output.summary import summary_text
+from bexplore.run.parts.search import group_failures
 from bexplore.run.result import RunResult
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decide import decide
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from tests.builders import observed
+from tests.unit.run.builders import run_result
 
 
 def test_what_failed_is_in_the_last_words_with_its_reason():
-    failures = failures_of(
+    failures = group_failures(
         [
             observed(1),
             observed(4, outcome=Outcome.CRASHED, pass_times_s=(), reason="ValueError: odd sizes only (model.py:7)"),
@@ -27,7 +28,7 @@ def test_what_failed_is_in_the_last_words_with_its_reason():
             observed(64, outcome=Outcome.OUT_OF_MEMORY, pass_times_s=(), reason="too big"),
         ]
     )
-    result = RunResult(stop_reason="interrupted", run_dir="runs", failures=failures)
+    result = run_result(stop_reason="interrupted", run_dir="runs", failures=failures)
 
     text = summary_text(result, yaml_key="x", tolerance=0.02)
 
@@ -56,8 +57,8 @@ def test_one_traceback_of_the_users_own_lines_is_shown_for_failures_that_differ_
         )
         for size in (16, 13)
     ]
-    failures = failures_of([observed(1), *crashes])
-    result = RunResult(stop_reason="interrupted", run_dir="runs", failures=failures)
+    failures = group_failures([observed(1), *crashes])
+    result = run_result(stop_reason="interrupted", run_dir="runs", failures=failures)
 
     shown = summary_text(result, yaml_key="x", tolerance=0.02)
 
@@ -256,7 +257,7 @@ def test_the_last_words_leave_out_what_is_not_known():
 @pytest.mark.parametrize(
     ("resident_bytes", "headroom_bytes", "told"),
     [
-        (2**21, 0, "peak 26.7 KiB of tensors, 2.00 MiB held by the process, nothing of the budget stays free"),
+        (2**21, 0, "peak 26.7 KiB of tensors, 2.00 MiB held by the process, no memory budget left"),
         (2**18, 3 * 2**18, "peak 26.7 KiB, 768 KiB (75%) of the budget stay free"),
         (2**18, 2**30, "peak 26.7 KiB, 1.00 GiB (>99%) of the budget stay free"),
         (2**30, 2**18, "peak 26.7 KiB of tensors, 1.00 GiB held by the process, 256 KiB (<1%) of the budget stay free"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -11,7 +12,7 @@ from bexplore.host.records import to_record
 from bexplore.job import Job, Precision
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.run import run_directory
-from bexplore.run.result import RunResult
+from bexplore.run.result import AT_TOP, RunResult
 from bexplore.run.run_directory import Run
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.timeline import Buffer, Peak, Phase, Polynomial
@@ -26,6 +27,15 @@ BAND = {
     "fits": [1.0, 1.0, 1.0, 0.1, 0.0],
 }
 HOSTILE = '<script>alert("1")</script> & "quoted"'
+
+
+def run_result(**values) -> RunResult:
+    """A result, from fields of its parts by their own names."""
+    whole = RunResult()
+    for name, kind in AT_TOP.items():
+        own = {one.name: values.pop(one.name) for one in dataclasses.fields(kind) if one.name in values}
+        whole = dataclasses.replace(whole, **{name: kind(**own)})
+    return dataclasses.replace(whole, **values)
 
 
 def probe(number: int, size: int, speed: float, compilation: Compilation = Compilation.SHARED, **fields) -> Observation:

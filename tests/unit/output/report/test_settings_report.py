@@ -12,10 +12,10 @@ from bexplore.output.report.figures import figures
 from bexplore.output.report.page import first_steps, html, markdown, probes_table, sizes_table
 from bexplore.output.report.report_data import read_report_data
 from bexplore.output.report.svg import draw
+from bexplore.run.parts.choice import ChoicePart, FrontPoint
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
 from bexplore.run.selection import Selection, TracedVariant
-from bexplore.run.settings_result import FrontPoint
 from tests.unit.run.builders import GIB, Page, cost_model, make_run, probe
 
 NONE, FULL = {"activation_checkpointing": "none"}, {"activation_checkpointing": "full"}
@@ -45,9 +45,15 @@ def run_of_settings(folder, *, finished: bool = True) -> Run:
             FrontPoint(settings=FULL, micro_batch_size=12, peak_memory_bytes=4 * GIB, samples_per_s=450.0, ran=False),
             FrontPoint(settings=FULL, micro_batch_size=16, peak_memory_bytes=5 * GIB, samples_per_s=500.0, ran=True),
         )
-        answer = {"micro_batch_size": 16, "variant": 1, "settings": FULL, "samples_per_s": 500.0, "pareto_front": front}
         over = {"settings_over_file": 1.2, "settings_over_file_interval": (1.1, 1.3)}
-        run.write_result(dataclasses.replace(run.result(), **answer, **over))
+        result = run.result()
+        run.write_result(
+            dataclasses.replace(
+                result,
+                answer=dataclasses.replace(result.answer, micro_batch_size=16, samples_per_s=500.0),
+                choice=ChoicePart(variant=1, settings=FULL, pareto_front=front, **over),
+            )
+        )
     return run
 
 
@@ -95,7 +101,7 @@ def test_the_page_and_the_short_report_name_the_settings(data):
     text = " ".join(Page(html(data)).text.split())
 
     assert "Use micro_batch_size: 16 with activation_checkpointing=full" in text
-    assert "Settings: set activation_checkpointing=full: 1.20x (1.10 to 1.30)" in text
+    assert "settings: set activation_checkpointing=full: 1.20x (1.10 to 1.30)" in text
     assert "Settings and sizes of the front" in text
     assert "**Use `micro_batch_size: 16`** with activation_checkpointing=full: 4.00x" in markdown(data)
     assert first_steps(data)[0][0] == "Set micro_batch_size: 16 and activation_checkpointing=full in job.yaml, or type"
@@ -113,4 +119,4 @@ def test_a_run_of_one_variant_has_neither_figure_nor_column(tmp_path):
 
     assert {one.key for one in figures(data)} == {"throughput", "memory", "confidence"}
     assert "settings" not in probes_table(data).headings
-    assert RunResult.from_record(data.result.as_record()).pareto_front == ()
+    assert RunResult.from_record(data.result.as_record()).choice.pareto_front == ()

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from bexplore.job.lengths import Collation
-from bexplore.output.lengths_text import lengths_rows, lengths_sentence, longest_sentence, programs_sentence
 from bexplore.output.summary import summary_text
-from bexplore.run.lengths_result import LengthsResult, OtherCollation
-from bexplore.run.result import RunResult
+from bexplore.run.parts.lengths import LengthsPart, OtherCollation
+from bexplore.run.parts.row import View
+from tests.unit.run.builders import run_result
+
+VIEW = View(tolerance=0.02)
 
 OTHERS = {
     "sorted": OtherCollation(padding_share=0.04, predicted=1.28, measured=1.2),
@@ -18,7 +20,7 @@ OTHERS = {
 }
 
 
-def result(**fields: Any) -> LengthsResult:
+def result(**fields: Any) -> LengthsPart:
     facts: dict[str, Any] = {
         "source": "lengths.txt",
         "collation": "longest",
@@ -36,36 +38,32 @@ def result(**fields: Any) -> LengthsResult:
         "is_static": False,
         "compile_time_s": 8.0,
     }
-    return LengthsResult(**facts | fields)
+    return LengthsPart(**facts | fields)
 
 
 def rows(**fields: Any) -> dict[str, str]:
-    return dict(lengths_rows(result(**fields)))
-
-
-def test_samples_that_are_all_as_long_have_no_rows():
-    assert list(lengths_rows(None)) == []
+    return dict(result(**fields).rows(VIEW))
 
 
 def test_the_first_sentence_tells_samples_padding_and_speed():
-    assert lengths_sentence(result()) == (
+    assert rows()["lengths"] == (
         "mean 91, median 80, longest 512 tokens (lengths.txt), padded to the longest of a batch: at this size half "
         "of the rows have up to 120 tokens, and 25% of the tokens are padding; 1,234 tokens/s without padding"
     )
 
 
 def test_without_a_run_no_speed_is_told():
-    assert lengths_sentence(result(tokens_per_s=None)).endswith("25% of the tokens are padding")
+    assert rows(tokens_per_s=None)["lengths"].endswith("25% of the tokens are padding")
 
 
 @pytest.mark.parametrize("collation", Collation)
 def test_every_collation_has_words_of_its_own(collation):
-    words = {lengths_sentence(result(collation=other.value)) for other in Collation if other is not collation}
-    assert lengths_sentence(result(collation=collation.value)) not in words
+    words = {rows(collation=other.value)["lengths"] for other in Collation if other is not collation}
+    assert rows(collation=collation.value)["lengths"] not in words
 
 
 def test_the_longest_sentence_tells_that_it_ran_and_what_the_trace_says():
-    assert longest_sentence(result()) == (
+    assert rows()["longest samples"] == (
         "ran with a batch of the longest samples, 512 tokens each, after typical ones; a batch of 120 tokens needs "
         "3.00 MiB by the trace, and rows of up to 700 tokens fit the budget"
     )
@@ -73,11 +71,11 @@ def test_the_longest_sentence_tells_that_it_ran_and_what_the_trace_says():
 
 @pytest.mark.parametrize("fits", [None, 0])
 def test_nothing_is_told_of_lengths_that_fit_where_none_is_known(fits):
-    assert longest_sentence(result(longest_that_fits=fits)).endswith("needs 3.00 MiB by the trace")
+    assert rows(longest_that_fits=fits)["longest samples"].endswith("needs 3.00 MiB by the trace")
 
 
 def test_without_a_trace_the_run_alone_is_told():
-    assert longest_sentence(result(typical_memory_bytes=None, longest_that_fits=None)) == (
+    assert rows(typical_memory_bytes=None, longest_that_fits=None)["longest samples"] == (
         "ran with a batch of the longest samples, 512 tokens each, after typical ones"
     )
 
@@ -94,16 +92,16 @@ def test_without_another_collation_there_is_no_row_of_padding():
 
 
 def test_programs_by_length_are_told_with_their_seconds_and_the_way_out():
-    assert programs_sentence(result()) == (
+    assert rows(is_static=True)["programs"] == (
         "compile.dynamic: false makes a program for each length, 6 at this size, 8.00 s each, 48.0 s in the first "
         "epoch; compile.dynamic: null makes one for all"
     )
-    assert "6 at this size; compile.dynamic: null" in programs_sentence(result(compile_time_s=None))
+    assert "6 at this size; compile.dynamic: null" in rows(is_static=True, compile_time_s=None)["programs"]
 
 
 @pytest.mark.parametrize(("num_lengths", "gives_up"), [(8, False), (9, True)])
 def test_more_programs_than_the_compiler_makes_are_said_to_be_given_up(num_lengths, gives_up):
-    assert ("torch.compile gives up after 8" in programs_sentence(result(num_lengths=num_lengths))) is gives_up
+    assert ("torch.compile gives up after 8" in rows(is_static=True, num_lengths=num_lengths)["programs"]) is gives_up
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_programs_have_a_row_where_there_are_several(is_static, num_lengths, is_
 
 
 def test_a_number_of_tokens_is_told_as_rows_of_long_and_of_typical_samples():
-    told = lengths_rows(result(micro_batch_tokens=4096, typical_rows=34, collation="tokens"))
+    told = result(micro_batch_tokens=4096, typical_rows=34, collation="tokens").rows(VIEW)
     assert next(told) == (
         "tokens",
         "micro_batch_tokens 4096: the longest samples, 512 tokens, in 8 rows, or typical ones, 120 tokens, in 34",
@@ -125,7 +123,7 @@ def test_the_summary_has_the_rows_of_lengths_and_none_without():
     before = {"micro_batch_size": 8, "base_micro_batch_size": 1, "relative_performance": 1.5, "confidence": 91}
     before |= {"samples_per_s": 123.4, "num_probes": 5, "run_dir": "somewhere"}
     with_lengths, without = (
-        summary_text(RunResult(**before, lengths=one), yaml_key="train_input.micro_batch_size", tolerance=0.02)
+        summary_text(run_result(**before, lengths=one), yaml_key="train_input.micro_batch_size", tolerance=0.02)
         for one in (result(others=OTHERS), None)
     )
 

@@ -1,19 +1,25 @@
-"""The ranks of a job in a result: their hosts, the slowest of them, the cost of communication."""
+"""The ranks of a job: their hosts, the slowest of them, the cost of communication."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from bexplore.engine.process.launcher import EXTERNAL
 from bexplore.job import Parallelism
 from bexplore.measurement.probe import Compilation, Observation
+from bexplore.run.facts import parallel_details, pass_times_by_kind, ranks_of
+from bexplore.run.parts.row import Row, View
+from bexplore.units import counted, format_bytes, format_seconds, format_share
+
+MAX_HOSTS = 4  # names; a cluster has too many for a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelResult:
+class RanksPart:
     """The ranks of a job at the recommended size. None means unknown or not applicable, never 0.
 
     Attributes:
@@ -57,10 +63,15 @@ class ParallelResult:
     exposed_communication_s: float | None = None
     parallel_efficiency: float | None = None
 
+    def rows(self, view: View) -> Iterator[Row]:
+        """Yield where the ranks ran, which one holds the others up, and what communication costs."""
+        texts = [_where_ranks_ran(self), *_worst_ranks(self), *_passes_of_step(self), *_communication_words(self)]
+        yield Row("ranks", "; ".join(texts))
 
-def parallel_result(
+
+def find_ranks(
     parallelism: Parallelism, ran: Observation | None, observations: Sequence[Observation]
-) -> ParallelResult | None:
+) -> RanksPart | None:
     """Return what the observations tell of the ranks; None for a job of one device.
 
     Args:
@@ -75,15 +86,15 @@ def parallel_result(
         "num_replicas": parallelism.num_replicas,
     }
     if ran is None:
-        return ParallelResult(**common)
+        return RanksPart(**common)
     ranks = ranks_of(ran)
     inner_s, last_s = pass_times_by_kind(ran)
-    return ParallelResult(
+    return RanksPart(
         **common,
-        launcher=_details(ran).get("launcher") if ranks else None,
+        launcher=parallel_details(ran).get("launcher") if ranks else None,
         hosts=tuple(dict.fromkeys(str(rank["host"]) for rank in ranks)),
         holds_communication=bool(ranks),
-        accumulation_steps=_details(ran).get("accumulation_steps"),
+        accumulation_steps=parallel_details(ran).get("accumulation_steps"),
         inner_pass_s=inner_s,
         last_pass_s=last_s,
         effective_pass_s=ran.pass_time_s,
@@ -92,28 +103,6 @@ def parallel_result(
         **_worst_peak(ranks),
         **_communication(ran, observations),
     )
-
-
-def ranks_of(observation: Observation) -> Sequence[Mapping[str, Any]]:
-    """Return what each rank reported; empty where one rank of N ran alone, and for a job of one device."""
-    ranks: Sequence[Mapping[str, Any]] = _details(observation).get("ranks") or ()
-    return ranks
-
-
-def pass_times_by_kind(observation: Observation) -> tuple[float | None, float | None]:
-    """Return the median seconds of a pass without, and of one with the reduction of gradients.
-
-    Nobody waits between passes that reduce nothing: the first is the slowest rank's own median, and not the median of
-    the slowest rank of each pass, which noise makes longer. It is None where a step has one pass, and both are where
-    passes do not differ.
-    """
-    details = _details(observation)
-    pairs = details.get("pass_times_by_kind_s") or ()
-    if not pairs:
-        return None, None
-    inner_s, last_s = map(float, np.median(list(pairs), axis=0))
-    of_ranks = [rank["inner_pass_s"] for rank in details.get("ranks") or () if rank.get("inner_pass_s")]
-    return None if details.get("accumulation_steps") == 1 else max(of_ranks, default=inner_s), last_s
 
 
 def one_rank_caution(parallelism: Parallelism) -> str:
@@ -127,11 +116,6 @@ def one_rank_caution(parallelism: Parallelism) -> str:
         f"{lacks}; with {shared} larger sizes can only gain from it, since what is {exchanged} does not grow with the "
         "size"
     )
-
-
-def _details(observation: Observation) -> Mapping[str, Any]:
-    details: Mapping[str, Any] = observation.details.get("parallel") or {}
-    return details
 
 
 def _slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -179,7 +163,57 @@ def _efficiency(micro_batch_size: int, observations: Sequence[Observation]) -> f
         together = [one.pass_time_s for one in alike if ranks_of(one)]
         alone = [one.pass_time_s for one in alike if not ranks_of(one)]
         if compilation is not Compilation.EXACT:
-            alone += [_details(one)["one_rank_pass_s"] for one in alike if _details(one).get("one_rank_pass_s")]
+            alone += [
+                parallel_details(one)["one_rank_pass_s"]
+                for one in alike
+                if parallel_details(one).get("one_rank_pass_s")
+            ]
         if alone and together:
             return float(np.median(alone) / np.median(together))
     return None
+
+
+def _where_ranks_ran(ranks: RanksPart) -> str:
+    if not ranks.holds_communication:
+        return f"one of {counted(ranks.num_ranks, 'rank')} ran, alone ({ranks.description})"
+    shown = ", ".join(ranks.hosts[:MAX_HOSTS])
+    more = f" and {len(ranks.hosts) - MAX_HOSTS} more" if len(ranks.hosts) > MAX_HOSTS else ""
+    starter = "you" if ranks.launcher == EXTERNAL else ranks.launcher
+    return f"{ranks.num_ranks} ran on {shown}{more}, started by {starter} ({ranks.description})"
+
+
+def _worst_ranks(ranks: RanksPart) -> Iterator[str]:
+    if ranks.slowest_rank is not None and ranks.slowest_rank_lag is not None:
+        yield (
+            f"rank {ranks.slowest_rank} computes slowest: at {format_share(1.0 - ranks.slowest_rank_lag)} of the "
+            "median rank's speed"
+        )
+    if ranks.worst_peak_rank is not None:
+        yield f"rank {ranks.worst_peak_rank} needs most memory, {format_bytes(ranks.worst_peak_memory_bytes)}"
+
+
+def _passes_of_step(ranks: RanksPart) -> Iterator[str]:
+    """Tell of the passes of a step where they differ: those of one alone, else the last and the others."""
+    if ranks.last_pass_s is None:
+        return
+    last = format_seconds(ranks.last_pass_s)
+    if ranks.inner_pass_s is None:
+        yield f"the one pass of a step reduces gradients, {last}"
+        return
+    steps = "" if ranks.accumulation_steps is None else f" of {ranks.accumulation_steps} passes"
+    inner = format_seconds(ranks.inner_pass_s)
+    yield f"a pass takes {inner}, and the last of a step{steps}, which reduces gradients, {last}"
+
+
+def _communication_words(ranks: RanksPart) -> Iterator[str]:
+    if ranks.exposed_communication_s is None or ranks.parallel_efficiency is None:
+        return
+    if ranks.exposed_communication_s <= 0.0:
+        inner_s, last_s = ranks.inner_pass_s, ranks.last_pass_s
+        if inner_s is not None and last_s is not None and last_s > inner_s:
+            yield f"communication adds {format_seconds(last_s - inner_s)} to it"  # to the last pass, told before
+        else:
+            yield "computation hides all communication"
+        return
+    exposed = format_seconds(ranks.exposed_communication_s)
+    yield f"communication adds {exposed} to a pass: parallel efficiency {ranks.parallel_efficiency:.0%}"

@@ -1,8 +1,8 @@
-"""The lengths of samples in a result: padding, memory at typical and longest batches, other collations."""
+"""The lengths of samples: padding, memory at typical and longest batches, other collations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,25 @@ import numpy as np
 from bexplore.job import Job
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Observation
+from bexplore.run.parts.row import Row, View
 from bexplore.trace.cost_model import MemoryByLength
+from bexplore.units import format_bytes, format_seconds
 
 # The longest sample that fits is searched up to this factor of the longest that there is.
 _FARTHEST = 16
 # Keys of a model's configuration that bound its sequences. Source: configurations of the package transformers.
 _NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+_COLLATIONS = {
+    "longest": "padded to the longest of a batch",
+    "max": "padded to the longest of all",
+    "sorted": "sorted by length, padded to the longest of a batch",
+    "buckets": "in buckets, padded to the longest of a batch",
+    "packed": "packed into rows of the longest length",
+    "tokens": "sorted by length, as many as have so many tokens with their padding",
+}
+_OTHERS = {"sorted": "sorting by length", "packed": "packing"}
+# Distinct programs after which torch.compile gives a frame up. Source: `recompile_limit` in torch/_dynamo/config.py.
+_MOST_PROGRAMS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +48,7 @@ class OtherCollation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LengthsResult:
+class LengthsPart:
     """The lengths of the training's samples and what follows from them at the recommended size.
 
     Attributes:
@@ -75,24 +88,35 @@ class LengthsResult:
     compile_time_s: float | None
     others: Mapping[str, OtherCollation] = field(default_factory=dict)
 
+    def rows(self, view: View) -> Iterator[Row]:
+        """Yield the lengths of samples and batches, the longest that fit, padding, and the programs of lengths."""
+        if self.micro_batch_tokens is not None:
+            yield Row("tokens", _tokens_sentence(self, self.micro_batch_tokens))
+        yield Row("lengths", _lengths_sentence(self))
+        yield Row("longest samples", _longest_sentence(self))
+        others = [_gain_words(name, one) for name, one in self.others.items()]
+        if others:
+            yield Row("padding", "; ".join(others))
+        if self.is_static and self.num_lengths > 1:
+            yield Row("programs", _programs_sentence(self))
 
-def lengths_result(
+
+def find_lengths(
     job: Job,
     micro_batch_size: int,
     ran: Observation | None,
     *,
     is_in_tokens: bool,
     memory: MemoryByLength | None,
-    budget_bytes: float | None,
-) -> LengthsResult | None:
+) -> LengthsPart | None:
     """Return what the lengths of a job's samples mean at a size; None where all are as long.
 
     Args:
         is_in_tokens: Whether the tokens of a batch are explored.
         ran: The observation that verifies the size.
         memory: Traces at several lengths.
-        budget_bytes: The memory budget.
     """
+    budget_bytes = ran.memory_budget_bytes if ran else None
     lengths = job.lengths
     if lengths is None:
         return None
@@ -104,7 +128,7 @@ def lengths_result(
     if memory is not None and budget_bytes is not None:
         limit = min(_positions(job) or _FARTHEST * lengths.longest, _FARTHEST * lengths.longest)
         fits = memory.longest_that_fits(micro_batch_size, budget_bytes, limit=limit)
-    return LengthsResult(
+    return LengthsPart(
         source=lengths.source,
         collation=lengths.collation.value,
         mean=lengths.mean,
@@ -152,3 +176,53 @@ def _others(lengths: Lengths, micro_batch_size: int, ran: Observation | None) ->
             measured=None if over_own is None else samples / over_own,
         )
     return found
+
+
+def _tokens_sentence(lengths: LengthsPart, tokens: int) -> str:
+    """Return what a batch of a number of tokens holds."""
+    return (
+        f"micro_batch_tokens {tokens}: the longest samples, {lengths.longest} tokens, in "
+        f"{tokens // lengths.longest} rows, or typical ones, {lengths.typical} tokens, in "
+        f"{lengths.typical_rows}"
+    )
+
+
+def _lengths_sentence(lengths: LengthsPart) -> str:
+    """Return the lengths of samples and of batches, and the tokens per second."""
+    speed = "" if lengths.tokens_per_s is None else f"; {lengths.tokens_per_s:,.0f} tokens/s without padding"
+    return (
+        f"mean {lengths.mean:.0f}, median {lengths.median}, longest {lengths.longest} tokens ({lengths.source}), "
+        f"{_COLLATIONS[lengths.collation]}: at this size half of the rows have up to {lengths.typical} tokens, and "
+        f"{lengths.padding_share:.0%} of the tokens are padding{speed}"
+    )
+
+
+def _longest_sentence(lengths: LengthsPart) -> str:
+    """Return that the size ran with the longest samples, and what the trace says of other lengths."""
+    text = f"ran with a batch of the longest samples, {lengths.longest} tokens each, after typical ones"
+    if lengths.typical_memory_bytes is not None:
+        text += f"; a batch of {lengths.typical} tokens needs {format_bytes(lengths.typical_memory_bytes)} by the trace"
+    if lengths.longest_that_fits:
+        text += f", and rows of up to {lengths.longest_that_fits} tokens fit the budget"
+    return text
+
+
+def _programs_sentence(lengths: LengthsPart) -> str:
+    """Return what compiling each length as a program of its own costs."""
+    cost = ""
+    if lengths.compile_time_s is not None:
+        each_s = lengths.compile_time_s
+        cost = f", {format_seconds(each_s)} each, {format_seconds(each_s * lengths.num_lengths)} in the first epoch"
+    beyond = f"; torch.compile gives up after {_MOST_PROGRAMS}" if lengths.num_lengths > _MOST_PROGRAMS else ""
+    return (
+        f"compile.dynamic: false makes a program for each length, {lengths.num_lengths} at this size{cost}{beyond}; "
+        "compile.dynamic: null makes one for all"
+    )
+
+
+def _gain_words(name: str, other: OtherCollation) -> str:
+    measured = "" if other.measured is None else f", {other.measured:.2f}x as timed at this size"
+    return (
+        f"{_OTHERS[name]} leaves {other.padding_share:.0%} of padding: {other.predicted:.2f}x the tokens/s by the "
+        f"count of tokens{measured}"
+    )

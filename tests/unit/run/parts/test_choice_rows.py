@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.output.settings_text import front_table, settings_sentences, shown_points
-from bexplore.output.summary import summary_text
+from bexplore.output.summary import front_table, shown_points, summary_text
 from bexplore.output.tables import settings_table
+from bexplore.run.parts.choice import FrontPoint
 from bexplore.run.result import RunResult
-from bexplore.run.settings_result import FrontPoint
+from tests.unit.run.builders import run_result
 
 MIB = 2**20
 NONE, FULL = {"activation_checkpointing": "none"}, {"activation_checkpointing": "full"}
@@ -28,11 +28,12 @@ FRONT = (point(NONE, 1, 10, 50.0), point(FULL, 4, 20, 100.0, ran=False), point(F
 def result(**fields) -> RunResult:
     settings = {"variant": 1, "settings": FULL, "settings_over_file": 1.12, "pareto_front": FRONT}
     settings |= {"settings_over_file_interval": (1.05, 1.2), "operations_over_file": 1.3}
-    return RunResult(**BEFORE | settings | fields)
+    return run_result(**BEFORE | settings | fields)
 
 
 def sentences(**fields) -> list[str]:
-    return list(settings_sentences(result(**fields)))
+    one = result(**fields)
+    return [row.text for row in one.choice.rows(one.view(0.02))]
 
 
 def test_the_gain_is_told_with_its_interval():
@@ -80,7 +81,7 @@ def test_the_summary_names_the_settings_in_its_headline_and_in_a_row():
 
 
 def test_a_plain_summary_says_nothing_of_settings():
-    text = words(RunResult(**BEFORE))
+    text = words(run_result(**BEFORE))
 
     assert text.startswith("Use micro_batch_size 8: 1.50x the speed of size 1, 123.4 samples/s")
     assert "settings" not in text
@@ -95,7 +96,7 @@ def test_the_front_is_a_short_table_that_marks_what_ran_and_what_is_recommended(
         "  activation_checkpointing=full      4     20.0 MiB        100  predicted",
         "  activation_checkpointing=full      8     30.0 MiB        123  ran  <- recommended",
     ]
-    assert front_table(RunResult(**BEFORE), 0.02) == []
+    assert front_table(run_result(**BEFORE), 0.02) == []
 
 
 def test_points_that_are_hardly_faster_are_not_shown_but_the_recommended_one_is():

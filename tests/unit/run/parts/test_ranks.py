@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 
-from bexplore.exploration.finish import step_time_s, verified_by
 from bexplore.job import Parallelism
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
-from bexplore.run.parallel_result import (
-    ParallelResult,
-    one_rank_caution,
-    parallel_result,
-    pass_times_by_kind,
-)
+from bexplore.run.facts import pass_times_by_kind, step_time_s, verified_by
+from bexplore.run.parts.ranks import RanksPart, find_ranks, one_rank_caution
 from bexplore.run.result import RunResult
+from tests.unit.run.builders import run_result
 
 GIB = 2**30
 FSDP = Parallelism(data_parallel_shard_degree=4)
@@ -60,14 +56,14 @@ def ran(
 
 def result_of(
     observation: Observation | None, *, journal: tuple[Observation, ...] = (), parallelism: Parallelism = FSDP
-) -> ParallelResult:
-    found = parallel_result(parallelism, observation, (observation, *journal) if observation else journal)
+) -> RanksPart:
+    found = find_ranks(parallelism, observation, (observation, *journal) if observation else journal)
     assert found is not None
     return found
 
 
 def test_a_job_of_one_device_has_no_ranks_to_tell_of():
-    assert parallel_result(Parallelism(), ran(), ()) is None
+    assert find_ranks(Parallelism(), ran(), ()) is None
 
 
 def test_one_rank_of_n_tells_its_passes_and_that_they_hold_no_communication():
@@ -128,7 +124,7 @@ def test_only_the_recommended_size_and_only_what_ran_is_compared():
 
 
 def test_a_size_that_another_explorer_measured_leaves_all_but_the_degrees_unknown():
-    assert result_of(None) == ParallelResult(description="FSDP over 4 ranks", num_ranks=4, num_replicas=4)
+    assert result_of(None) == RanksPart(description="FSDP over 4 ranks", num_ranks=4, num_replicas=4)
 
 
 def test_a_step_of_one_pass_has_no_pass_that_reduces_nothing():
@@ -193,7 +189,7 @@ def test_one_rank_says_what_its_times_lack_and_what_that_means_for_larger_sizes(
 
 
 def test_a_result_on_disk_keeps_its_ranks():
-    kept = RunResult(micro_batch_size=8, parallel=result_of(ran(ranks=RANKS)))
+    kept = run_result(micro_batch_size=8, parallel=result_of(ran(ranks=RANKS)))
 
     assert RunResult.from_record(json.loads(json.dumps(kept.as_record()))) == kept
 

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from bexplore.measurement.probe import Compilation
-from bexplore.run.settings_result import FrontPoint, OverFile, over_file, pareto_front, points_of
+from bexplore.run.parts.choice import FrontPoint, compare_with_file, front_candidates, pareto_front
 from bexplore.search.posterior.joint import JointPosterior, Variant, fit_joint
 from bexplore.search.space import MemoryPrior, Space
 from tests.builders import observed
@@ -82,7 +82,7 @@ def points(posterior: JointPosterior, **fields) -> dict[tuple[str, int], FrontPo
         "settings": [NONE, FULL],
         "cost_models": [trace(0.0, 1.0), trace(0.0, 0.25)],
     }
-    found = points_of(posterior, **options | fields)
+    found = front_candidates(posterior, **options | fields)
     return {(one.settings["activation_checkpointing"], one.micro_batch_size): one for one in found}
 
 
@@ -113,15 +113,14 @@ def test_of_a_variant_without_a_trace_only_what_ran_is_shown(posterior):
 
 
 def test_the_gain_is_over_the_best_size_of_the_files_own_settings(posterior):
-    over = over_file(posterior, 32, 1)
+    speed, (low, high) = compare_with_file(posterior, 32, 1)
 
-    assert over.speed == pytest.approx(270.0 / 200.0, rel=0.03)
-    low, high = over.interval
-    assert low < over.speed < high
+    assert speed == pytest.approx(270.0 / 200.0, rel=0.03)
+    assert low < speed < high
 
 
 def test_the_files_own_settings_gain_nothing_over_themselves(posterior):
-    assert over_file(posterior, 8, 0) == OverFile(speed=1.0)
+    assert compare_with_file(posterior, 8, 0) == (1.0, None)
 
 
 def test_there_is_no_gain_over_settings_that_fit_at_no_size():
@@ -131,4 +130,4 @@ def test_there_is_no_gain_over_settings_that_fit_at_no_size():
     variants = [Variant(memory=memory), Variant(memory=small, log_speed=math.log(0.8))]
     posterior = fit_joint(Space.from_sizes(range(1, 5)), variants, evidence, seed=0, user_compilation=Compilation.EXACT)
 
-    assert over_file(posterior, 2, 1) is None
+    assert compare_with_file(posterior, 2, 1) == (None, None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from bexplore.job import CompileSettings, Job
 from bexplore.job.lengths import Collation, Lengths
-from bexplore.run.lengths_result import LengthsResult, lengths_result
+from bexplore.run.parts.lengths import LengthsPart, find_lengths
 from tests.builders import observed
 
 SAMPLES = Lengths.from_samples([10, 20], source="lengths.txt")
@@ -34,12 +35,14 @@ def told(
     size: int = SIZE,
     in_tokens: bool = False,
     **job: Any,
-) -> LengthsResult | None:
+) -> LengthsPart | None:
     one = Job(workload="decoder", lengths=lengths, **job)
-    return lengths_result(one, size, ran, is_in_tokens=in_tokens, memory=memory, budget_bytes=budget_bytes)
+    if budget_bytes is not None:
+        ran = dataclasses.replace(ran or observed(size), memory_budget_bytes=budget_bytes)
+    return find_lengths(one, size, ran, is_in_tokens=in_tokens, memory=memory)
 
 
-def found(*args: Any, **fields: Any) -> LengthsResult:
+def found(*args: Any, **fields: Any) -> LengthsPart:
     result = told(*args, **fields)
     assert result is not None
     return result
@@ -70,7 +73,7 @@ def test_packed_rows_hold_the_tokens_of_several_samples():
 
 
 def test_what_did_not_run_has_no_speed_and_no_time_to_compile():
-    result = found(memory=Memory(), budget_bytes=1e6)
+    result = found(memory=Memory())
 
     assert (result.tokens_per_s, result.compile_time_s) == (None, None)
     assert {other.measured for other in result.others.values()} == {None}

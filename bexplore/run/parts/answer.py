@@ -1,0 +1,139 @@
+"""The recommended size: its speed, its score, what may remain to be gained, and a smaller size that is as fast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from bexplore.run.facts import Facts, ranks_of
+from bexplore.run.parts.row import Row, View
+from bexplore.search.recommendation import Speed
+from bexplore.units import format_bytes, format_seconds
+
+NEGLIGIBLE_GAIN = 0.0005  # of the fastest size's speed
+# Fields that the recommendation of the search has under the same name.
+_OF_SEARCH = (
+    *("micro_batch_size", "relative_performance", "relative_performance_interval", "confidence", "samples_per_s"),
+    *("speeds", "regret_bound_90", "left_to_gain"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPart:
+    """The recommended size. None means unknown or not applicable, never 0.
+
+    On an emulated device it is the largest size that ran, and all speeds and scores are None.
+
+    Attributes:
+        micro_batch_size: The size to use; None where an interruption came before the first measurement.
+        relative_performance: Its samples/s over those of the base.
+        relative_performance_interval: The 95 % interval of `relative_performance`; None for the base itself.
+        confidence: P(it is within the indifference zone of the fastest that fits) in percent, 0 to 98.
+        samples_per_s: Of one replica, of the pass, as in `speeds`.
+        total_samples_per_s: Of all replicas; None where one of several ran alone.
+        pass_time_s: Seconds of a pass.
+        update_time_s: Seconds of an update, as its share of the last probe of the size shows; None in evaluation, and
+            where none was timed.
+        speeds: The one estimate of each size that ran, from which all numbers of its speed follow: posterior mean and
+            95 % interval of samples/s, at the machine's speed at the end.
+        regret_bound_90: Share of the fastest size's speed that it misses at most, with a score of 90.
+        left_to_gain: Share of the fastest size's speed that it is expected to miss, 0 to 1.
+        base_micro_batch_size: The smallest size that ran; None where none did.
+        training_time_s: Seconds of the training that a further probe could speed up.
+        training_samples: Samples of one replica in the training, where the training time comes from the file's steps.
+        next_probe_s: Seconds of the further probe that would save most.
+        next_probe_saves: Share of `training_time_s` that it is expected to save.
+        smallest_within_tolerance: The smallest size that ran within the indifference zone of the best.
+        memory_saved_bytes: Peak memory that this smallest size saves.
+    """
+
+    micro_batch_size: int | None = None
+    relative_performance: float | None = None
+    relative_performance_interval: tuple[float, float] | None = None
+    confidence: int | None = None
+    samples_per_s: float | None = None
+    total_samples_per_s: float | None = None
+    pass_time_s: float | None = None
+    update_time_s: float | None = None
+    speeds: tuple[Speed, ...] = ()
+    regret_bound_90: float | None = None
+    left_to_gain: float | None = None
+    base_micro_batch_size: int | None = None
+    training_time_s: float | None = None
+    training_samples: int | None = None
+    next_probe_s: float | None = None
+    next_probe_saves: float | None = None
+    smallest_within_tolerance: int | None = None
+    memory_saved_bytes: int | None = None
+
+    @classmethod
+    def find(cls, facts: Facts) -> AnswerPart:
+        """Return what the search recommends, with the speed of all replicas and of the update."""
+        searched, best, ran = facts.searched, facts.best, facts.ran
+        further = searched.next_probe
+        known = cls(
+            base_micro_batch_size=searched.base_micro_batch_size,
+            training_time_s=further.training_time_s if further else None,
+            next_probe_s=further.cost_s if further else None,
+            next_probe_saves=further.saves if further else None,
+            smallest_within_tolerance=searched.smallest_within_tolerance,
+            memory_saved_bytes=searched.memory_saved_bytes,
+        )
+        if best is None:
+            return known
+        config = facts.config
+        ran_together = config.command is not None or (ran is not None and bool(ranks_of(ran)))
+        has_total = ran_together or config.num_replicas == 1
+        return replace(
+            known,
+            **{name: getattr(best, name) for name in _OF_SEARCH},
+            training_samples=config.training_samples,
+            total_samples_per_s=best.samples_per_s * config.num_replicas if has_total else None,
+            pass_time_s=best.micro_batch_size / best.samples_per_s,
+            update_time_s=ran.update_time_s if ran is not None and ran.update_times_s else None,
+        )
+
+    def rows(self, view: View) -> Iterator[Row]:
+        """Yield the expected remaining gain, what a low score means, and a smaller size that is as fast."""
+        texts = {
+            "remaining gain": self.remaining_gain(),
+            "score": self.score_words(view.tolerance),
+            "smaller size": self.smaller_size(view.tolerance),
+        }
+        yield from (Row(label, text) for label, text in texts.items() if text)
+
+    def remaining_gain(self) -> str | None:
+        """Return the expected remaining gain, and the cost and gain of another probe; None if unknown."""
+        share, training_s, saves = self.left_to_gain, self.training_time_s, self.next_probe_saves
+        if share is None:
+            return None
+        at = f"at a score of {self.confidence}"
+        if share < NEGLIGIBLE_GAIN:
+            return f"negligible {at}: less than {NEGLIGIBLE_GAIN:.2%} in expectation"
+        if training_s is None or saves is None:
+            return f"{share:.1%} in expectation, {at}"
+        saved = "next to nothing" if saves * training_s < 1.0 else format_seconds(saves * training_s)
+        training = format_seconds(training_s) + ("" if self.training_samples is None else " by the file's steps")
+        return (
+            f"{share:.1%} in expectation, {format_seconds(share * training_s)} of {training}, {at}; "
+            f"another probe costs {format_seconds(self.next_probe_s)} and is expected to save {saved}"
+        )
+
+    def score_words(self, tolerance: float) -> str | None:
+        """Return the regret bound of a score below 90; None for a score that needs no explanation."""
+        share = self.regret_bound_90
+        if share is None or share <= tolerance:
+            return None
+        shown = math.ceil(1000.0 * share) / 1000.0  # rounded up: the bound must hold
+        return (
+            f"{self.confidence} out of 100 that it is within {100 * tolerance:g}% of the fastest that fits, "
+            f"90 out of 100 that it is within {shown:.1%}"
+        )
+
+    def smaller_size(self, tolerance: float) -> str | None:
+        """Return the smallest size in the indifference zone and the memory that it saves; None for the size itself."""
+        small, saved = self.smallest_within_tolerance, self.memory_saved_bytes
+        if small is None or small == self.micro_batch_size:
+            return None
+        return f"size {small} is within {tolerance:.0%} of it" + (f" and saves {format_bytes(saved)}" if saved else "")

@@ -1,0 +1,167 @@
+"""The global batch sizes that are valid with the recommended size, and the size that keeps the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bexplore.job.batching import GlobalBatchSize, near_value_message, split, valid_global_batch_sizes
+from bexplore.measurement.probe import Observation
+from bexplore.run.facts import Facts, estimated, step_time_s, verified_by
+from bexplore.search.result import SecondAnswer
+
+if TYPE_CHECKING:  # the schema imports pydantic, which reading a result need not
+    from bexplore.config.config import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidBatchSize:
+    """A global batch size that is valid with the recommended size.
+
+    Attributes:
+        global_batch_size: Samples of one optimizer step over all replicas.
+        accumulation_steps: Micro-batches of one replica in one optimizer step.
+        num_tokens: Tokens of one optimizer step; None where the sequence length is unknown.
+        step_time_s: Seconds of an optimizer step, its passes and an update, with the communication of replicas where
+            all ranks ran; None if unknown.
+        is_measured: Whether a real step of this batch was timed, and `step_time_s` is what it took.
+    """
+
+    global_batch_size: int
+    accumulation_steps: int
+    num_tokens: int | None = None
+    step_time_s: float | None = None
+    is_measured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepsBatchSize:
+    """The fastest size with which the user's own global batch size is valid; on an emulated device the largest.
+
+    There its speeds and its score are None.
+
+    Attributes:
+        micro_batch_size: Samples of one replica in one pass.
+        accumulation_steps: Passes of one replica in an optimizer step of that batch.
+        samples_per_s: Of one replica, of the pass, as in `speeds`.
+        relative_performance: Its samples/s over those of the base.
+        confidence: P(it is within the indifference zone of the fastest that keeps the batch size) in percent, 0 to 98.
+        over_recommended: Its samples/s over those of `free_micro_batch_size`.
+        free_micro_batch_size: The size that is recommended whatever the batch size.
+        compilation: Program that it ran; None where another explorer of the study ran it.
+        step_time_s: Seconds of an optimizer step of that batch, as in `ValidBatchSize`; None as for `compilation`.
+    """
+
+    micro_batch_size: int
+    accumulation_steps: int
+    samples_per_s: float | None
+    relative_performance: float | None
+    confidence: int | None
+    over_recommended: float | None
+    free_micro_batch_size: int
+    compilation: str | None = None
+    step_time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPart:
+    """The global batch sizes of the recommended size.
+
+    Attributes:
+        global_batch_sizes: Valid global batch sizes around the user's own.
+        batch_size: The user's own global batch size, where it is valid.
+        replica_batch_size: One replica's share of it; None also where it has no whole share.
+        num_replicas: Data-parallel replicas that a training command showed; None where the file gives them.
+        divisibility: The rule by which sizes must divide it.
+        keep_batch_size: Whether it must be kept.
+        batch_message: Whether `batch_size` is valid with the size, and which ones near it are; empty if none was given.
+        keeps_batch_size: The fastest size that keeps `batch_size`; the recommended one if that keeps it.
+    """
+
+    global_batch_sizes: tuple[ValidBatchSize, ...] = ()
+    batch_size: int | None = None
+    replica_batch_size: int | None = None
+    num_replicas: int | None = None
+    divisibility: str | None = None
+    keep_batch_size: bool | None = None
+    batch_message: str = ""
+    keeps_batch_size: KeepsBatchSize | None = None
+
+    @classmethod
+    def find(cls, facts: Facts) -> BatchPart:
+        """List the batch sizes that are valid with the recommended size, with the seconds of a step of each."""
+        if facts.best is None:
+            return cls()
+        config, size, ran = facts.config, facts.best.micro_batch_size, facts.ran
+        replicas, own = config.num_replicas, config.batch_size
+        real_step_s = {own: facts.verified_step_time_s} if facts.verified_step_time_s is not None else {}
+        return cls(
+            global_batch_sizes=tuple(
+                ValidBatchSize(
+                    global_batch_size=one.global_batch_size,
+                    accumulation_steps=one.accumulation_steps,
+                    num_tokens=one.num_tokens,
+                    step_time_s=real_step_s.get(one.global_batch_size) or step_time_s(ran, one.accumulation_steps),
+                    is_measured=one.global_batch_size in real_step_s,
+                )
+                for one in global_batch_sizes(config, size)
+            ),
+            batch_size=own,
+            replica_batch_size=config.replica_batch_size,
+            num_replicas=None if config.command is None else replicas,
+            divisibility=config.divisibility.value,
+            keep_batch_size=config.explore.keep_batch_size,
+            batch_message="" if own is None else near_value_message(own, size, replicas, config.divisibility),
+            keeps_batch_size=find_size_that_keeps(config, facts.searched.second_answer, facts.own),
+        )
+
+    @property
+    def of_user(self) -> ValidBatchSize | None:
+        """The valid size that is the user's own; None where it is not valid, or none was given."""
+        return next((one for one in self.global_batch_sizes if one.global_batch_size == self.batch_size), None)
+
+
+def global_batch_sizes(config: Config, micro_batch_size: int) -> tuple[GlobalBatchSize, ...]:
+    """Return the global batch sizes that are valid with a micro-batch size, around the configuration's own."""
+    return valid_global_batch_sizes(
+        micro_batch_size,
+        config.num_replicas,
+        config.batch_size,
+        config.divisibility,
+        tokens_per_sample=config.job.tokens_per_sample,
+    )
+
+
+def batch_size_request(config: Config) -> dict[str, Any]:
+    """Return the fields of the result that depend on the configuration's batch size and steps alone."""
+    return {
+        "batch_size": config.batch_size,
+        "replica_batch_size": config.replica_batch_size,
+        "divisibility": config.divisibility.value,
+        "keep_batch_size": config.explore.keep_batch_size,
+        "training_samples": config.training_samples,
+    }
+
+
+def find_size_that_keeps(
+    config: Config, second: SecondAnswer | None, observations: Sequence[Observation]
+) -> KeepsBatchSize | None:
+    """Return the fastest size that keeps the user's global batch size; None where there is none."""
+    if second is None or config.batch_size is None:
+        return None
+    best = second.recommendation
+    cut = split(config.batch_size, config.num_replicas, best.micro_batch_size, config.divisibility)
+    found = verified_by(observations, best.micro_batch_size)
+    ran = None if found is None else estimated(found, best.speeds)
+    return KeepsBatchSize(
+        micro_batch_size=best.micro_batch_size,
+        accumulation_steps=cut.accumulation_steps,
+        samples_per_s=best.samples_per_s,
+        relative_performance=best.relative_performance,
+        confidence=best.confidence,
+        over_recommended=second.over_recommended,
+        free_micro_batch_size=second.free_micro_batch_size,
+        compilation=ran.probe.compilation.value if ran else None,
+        step_time_s=step_time_s(ran, cut.accumulation_steps),
+    )

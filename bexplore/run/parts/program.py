@@ -1,0 +1,92 @@
+"""The program that ran the recommended size: its compilation beside the search's, and beside no compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from bexplore.engine.eager_comparison import EagerComparison, EagerVerdict
+from bexplore.measurement.probe import Compilation
+from bexplore.run.facts import Facts
+from bexplore.run.parts.row import Row, View
+from bexplore.search.result import samples_are_seen
+from bexplore.units import counted, format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramPart:
+    """The program that ran the recommended size.
+
+    Attributes:
+        compilation: Program that ran it.
+        exact_over_shared: Throughput as the training runs over that in the search, at the sizes that ran both.
+        optimizers: Classes of the optimizers that an update steps.
+        samples_are_seen: Whether the number of samples of its batch was checked.
+        eager: The recommended size without torch.compile.
+        artifacts_dir: Compiler cache of the recommended size, which a training may start from.
+    """
+
+    compilation: str | None = None
+    exact_over_shared: float | None = None
+    optimizers: tuple[str, ...] | None = None
+    samples_are_seen: bool | None = None
+    eager: EagerComparison | None = None
+    artifacts_dir: str | None = None
+
+    @classmethod
+    def find(cls, facts: Facts) -> ProgramPart:
+        """Return the program of the observation that verifies the size."""
+        searched, ran = facts.searched, facts.ran
+        known = cls(exact_over_shared=searched.exact_over_shared)
+        if facts.best is None:
+            return known
+        return replace(
+            known,
+            compilation=ran.probe.compilation.value if ran else None,
+            optimizers=ran.details.get("optimizers") if ran else None,
+            samples_are_seen=samples_are_seen([ran] if ran else []),
+        )
+
+    def rows(self, view: View) -> Iterator[Row]:
+        """Yield the speed as the training runs over that in the search, and whether torch.compile is worth it."""
+        ratio = self.exact_over_shared
+        if ratio is not None:
+            yield self._own_program(ratio, view)
+        eager = eager_words(self.eager, view.tolerance)
+        if eager:
+            yield Row("eager", eager)
+
+    def _own_program(self, ratio: float, view: View) -> Row:
+        if view.is_of_command:
+            beside = "of its speed in a start with other sizes"
+            return Row("own start", f"run in a start of its own, as your training will: {ratio:.2f}x {beside}")
+        if self.compilation == Compilation.EAGER:
+            beside = "of its speed beside other sizes"
+            return Row("own process", f"run in a process of its own, as your training will: {ratio:.2f}x {beside}")
+        shared = "of the search's shared compilation"
+        return Row("compiled", f"run exactly as your training will compile it: {ratio:.2f}x {shared}")
+
+
+def eager_words(eager: EagerComparison | None, tolerance: float) -> str | None:
+    """Return whether torch.compile is worth it; None where that was not compared."""
+    if eager is None:
+        return None
+    if eager.problem or eager.verdict is None:
+        return f"without torch.compile this size does not run: {eager.problem}"
+    peak = eager.peak_memory_bytes
+    memory = f", peak {format_bytes(peak)}" if peak is not None else ""
+    timed = format_seconds(min(eager.compiled_timed_s, eager.eager_timed_s))
+    return (
+        f"without torch.compile this size runs at {eager.over_compiled:.2f}x the speed (95% interval {eager.low:.2f} "
+        f"to {eager.high:.2f}; {counted(eager.num_pairs, 'round')}, {timed}, of each{memory}): "
+        f"{_eager_advice(eager, tolerance)}"
+    )
+
+
+def _eager_advice(eager: EagerComparison, tolerance: float) -> str:
+    return {
+        EagerVerdict.FASTER: "do not compile, or explore again with explore.compile: false",
+        EagerVerdict.SLOWER: "keep torch.compile",
+        EagerVerdict.SAME: f"within {100 * tolerance:g}% that is as fast, so that compiling gains nothing",
+        EagerVerdict.UNSURE: "too uncertain to decide whether compiling pays",
+    }[eager.verdict or EagerVerdict.UNSURE]

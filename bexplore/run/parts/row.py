@@ -1,0 +1,30 @@
+"""A row of a result for people: a label and a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A row of the summary and of the report."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What rows depend on beside their own part.
+
+    Attributes:
+        tolerance: Width of the indifference zone, as a share of speed.
+        target_confidence: The requested score; None if unknown.
+        is_emulated: Whether the device was emulated, so that no speed is known.
+        is_of_command: Whether a training command ran.
+    """
+
+    tolerance: float
+    target_confidence: float | None = None
+    is_emulated: bool = False
+    is_of_command: bool = False

@@ -1,0 +1,147 @@
+"""How the search went: its probes by outcome, why it ended, and what did not run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bexplore.measurement.probe import Observation, Outcome
+from bexplore.run.facts import Facts
+from bexplore.run.parts.row import Row, View
+from bexplore.search.policy.decision import StopReason
+from bexplore.search.policy.first_probe import without_numbers
+from bexplore.search.posterior.posterior import CredibleBand
+from bexplore.units import counted, format_seconds
+
+STOP_REASONS: dict[str, str] = {
+    StopReason.TARGET_CONFIDENCE: "the requested confidence{target} is reached",
+    StopReason.COSTS_MORE_THAN_IT_SAVES: "another probe would cost more than it is expected to save",
+    StopReason.NOTHING_LEFT: "no further probe is worth its cost",
+    StopReason.MAX_PROBES: "the allowed number of probes is used up; a larger explore.max_probes searches on",
+    StopReason.TIME_BUDGET: "the allowed time is used up; a larger explore.time_budget searches on",
+    StopReason.INTERRUPTED: "it was interrupted; the same command resumes it",
+}
+MAX_TRACEBACK_LINES = 16
+MAX_FAILURES = 4  # reasons; more would push the answer off the screen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureGroup:
+    """Failed probes whose reasons differ in numbers at most.
+
+    Attributes:
+        outcome: How they ended.
+        reason: The reason of the first.
+        traceback_text: The traceback of the first; empty for none.
+        micro_batch_sizes: All their sizes, ascending.
+    """
+
+    outcome: str
+    reason: str
+    traceback_text: str = ""
+    micro_batch_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchPart:
+    """How the search went.
+
+    Attributes:
+        num_probes: All probes, whatever their outcome.
+        elapsed_s: Seconds from the start of the exploration.
+        stop_reason: A `StopReason`, or the text of `should_stop`.
+        outcomes: Number of probes by outcome.
+        runs_at: The sizes at which the program runs, where a rule explains its failures; None for no such rule.
+        failures: Probes that did not run, grouped by reason.
+        throughput_band: The final posterior of throughput.
+    """
+
+    num_probes: int | None = None
+    elapsed_s: float | None = None
+    stop_reason: str = ""
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    runs_at: str | None = None
+    failures: tuple[FailureGroup, ...] = ()
+    throughput_band: CredibleBand | None = None
+
+    @classmethod
+    def find(cls, facts: Facts) -> SearchPart:
+        """Count the probes and group those that did not run."""
+        searched = facts.searched
+        return cls(
+            num_probes=len(facts.observations),
+            elapsed_s=facts.elapsed_s,
+            stop_reason=str(searched.stop_reason),
+            outcomes=dict(searched.outcomes),
+            runs_at=searched.runs_at,
+            failures=group_failures(facts.observations),
+            throughput_band=CredibleBand.from_posterior(searched.posterior and searched.posterior.part(facts.variant)),
+        )
+
+    def rows(self, view: View) -> Iterator[Row]:
+        """Yield why the answer is the answer, the rule of the sizes that run, and what failed."""
+        best = "largest" if view.is_emulated else "fastest"
+        probes, outcomes = counted(self.num_probes or 0, "probe"), outcomes_words(self.outcomes)
+        ended = f"ended because {self.stop_words(view)}"
+        yield Row("why", f"{best} of {probes} ({outcomes}) in {format_seconds(self.elapsed_s)}; {ended}")
+        if self.runs_at:
+            yield Row("runs at", self.runs_at)
+        yield from self.failed_rows()
+
+    def stop_words(self, view: View) -> str:
+        """Return why an exploration ended, in words; a text of `should_stop` is returned as it is."""
+        if view.is_emulated and self.stop_reason in (StopReason.TARGET_CONFIDENCE, StopReason.COSTS_MORE_THAN_IT_SAVES):
+            return "a clearly larger size is unlikely to fit"
+        target = "" if view.target_confidence is None else f", {view.target_confidence:g} out of 100,"
+        return STOP_REASONS.get(self.stop_reason, self.stop_reason).replace("{target}", target)
+
+    def failed_rows(self) -> Iterator[Row]:
+        """Yield the failures; a size that is too big is none."""
+        failures = [item for item in self.failures if item.outcome != Outcome.OUT_OF_MEMORY]
+        for item in failures[:MAX_FAILURES]:
+            sizes = ", ".join(map(str, item.micro_batch_sizes))
+            yield Row("failed", f"{sizes}: {item.outcome.replace('_', ' ')}: {item.reason}")
+        traceback_text = next((item.traceback_text for item in failures if item.traceback_text), "")
+        for line in _users_lines(traceback_text):
+            yield Row("failed", line)
+        hidden = len(failures) - MAX_FAILURES
+        if hidden > 0:
+            yield Row("failed", f"and {counted(hidden, 'more reason')} in the run log")
+
+
+def group_failures(observations: Sequence[Observation]) -> tuple[FailureGroup, ...]:
+    """Group the failed probes by reasons that differ in more than numbers."""
+    by_reason: dict[tuple[str, str], list[Observation]] = {}
+    for observation in observations:
+        if not observation.is_measured:
+            key = (observation.outcome.value, without_numbers(observation.reason))
+            by_reason.setdefault(key, []).append(observation)
+    return tuple(
+        FailureGroup(
+            outcome=alike[0].outcome.value,
+            reason=alike[0].reason,
+            traceback_text=alike[0].traceback_text,
+            micro_batch_sizes=tuple(sorted({observation.micro_batch_size for observation in alike})),
+        )
+        for alike in by_reason.values()
+    )
+
+
+def outcomes_words(outcomes: Mapping[str, int]) -> str:
+    """Return the number of probes by outcome, in words."""
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(outcomes.items()))
+
+
+def _users_lines(traceback_text: str) -> list[str]:
+    """Return the user's own lines of a traceback, without the frames of torch and of the worker."""
+    lines: list[str] = []
+    is_own = False
+    for line in traceback_text.strip().splitlines():
+        if line.startswith("  File "):
+            is_own = not re.search(r"/(torch|bexplore/(engine|workloads))/", line)
+        is_frame = line.startswith("  ")
+        if (is_frame and is_own) or (not is_frame and line.strip()):
+            lines.append(f"  {line}")
+        is_own = is_own and is_frame
+    return lines[:MAX_TRACEBACK_LINES]
