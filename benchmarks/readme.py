@@ -7,11 +7,9 @@ A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; `PARTS` has
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import sys
 from collections.abc import Iterator
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from bexplore.config.json_schema import make_schema
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-PACKAGE = ROOT / "bexplore"
 PART = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # What `bexplore explore configs/quickstart.yaml` printed; recorded by hand, and the only place that holds it.
@@ -109,52 +106,6 @@ def tree() -> str:
     return "\n".join(["```", "bexplore/", *lines, "```"])
 
 
-def modules() -> str:
-    """A table for each folder of the package: its modules in import order, with the first line of their docstrings."""
-    lines = []
-    for name in TREE:
-        if name.endswith("/"):
-            folder = PACKAGE / name
-            lines += [f"### `{name}`", "", _first_line(folder / "__init__.py"), ""]
-            lines += ["| module | what it holds |", "|---|---|"]
-            lines += [f"| `{path.relative_to(folder)}` | {_first_line(path)} |" for path in _in_import_order(folder)]
-            lines += [""]
-    return "\n".join(lines)
-
-
-def _in_import_order(folder: Path) -> Iterator[Path]:
-    """The modules below a folder; each part of the folder stands after those parts that it imports."""
-    parts = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix == ".py" or _is_package(path)}
-    del parts["__init__"]
-    package = ".".join(folder.relative_to(ROOT).parts)
-    order: TopologicalSorter[str] = TopologicalSorter()
-    for name, path in parts.items():
-        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        own = {one.removeprefix(f"{package}.").partition(".")[0] for file in files for one in _imports(file, package)}
-        order.add(name, *sorted(own & parts.keys() - {name}))
-    for name in order.static_order():
-        if parts[name].is_dir():
-            yield from _in_import_order(parts[name])
-        else:
-            yield parts[name]
-
-
-def _is_package(path: Path) -> bool:
-    return (path / "__init__.py").exists()
-
-
-def _imports(path: Path, package: str) -> Iterator[str]:
-    """Dotted names below a package that a module imports when it is loaded."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _first_line(path: Path) -> str:
-    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
-    return docstring.partition("\n")[0].replace("|", "\\|")
-
-
 # The configuration
 
 
@@ -195,7 +146,6 @@ PARTS = {
     "quickstart": quickstart,
     "quickstart-in-short": quickstart_in_short,
     "tree": tree,
-    "modules": modules,
     "settings": settings,
     "score": readme_tables.score,
     "tolerance": readme_tables.tolerance,

@@ -22,16 +22,6 @@ def test_each_generated_part_stands_on_some_page():
     assert {name for _, name, _ in ON_PAGES} == readme.PARTS.keys()
 
 
-def test_a_module_stands_after_those_that_it_imports():
-    order = [str(path) for path in readme._in_import_order(readme.PACKAGE / "search")]
-
-    assert [order.index(path) for path in order] == list(range(len(order)))
-    assert order.index(str(readme.PACKAGE / "search/posterior/prior.py")) < order.index(
-        str(readme.PACKAGE / "search/posterior/posterior.py")
-    )
-    assert order[-1] == str(readme.PACKAGE / "search/loop.py")
-
-
 def test_at_least_60_attacks_and_faults_are_listed_each_once():
     found = readme_promises.promises()
     attacks = [one.attack for one in found]
