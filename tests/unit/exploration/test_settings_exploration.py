@@ -57,6 +57,8 @@ class FakeWorkers:
 
     def __exit__(self, *_exception: object) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class FakeRunner:
     """Stands for `EngineRunner`; remembers each probe with its job."""

@@ -238,7 +238,6 @@ def test_the_error_of_a_storage_does_not_show_its_password(scheme):
         f"explore.storage=[postgresql://me:{SECRET}@h/d]",
         f"explore.stroage=postgresql://me:{SECRET}@h/d",
         f'explore.command={{"--api-key": "{SECRET}"}}',
-        f'explore.env={{"RESUME_FROM_CHECKPOINT": "{SECRET}"}}',
         f"explre.storage=postgresql://me:{SECRET}@h/d",
         f"postgresql://me:{SECRET}@h/d",
     ],
