@@ -19,6 +19,7 @@ from typing import Any
 from bexplore.config.load import load_config
 from bexplore.errors import BexploreError
 from bexplore.guard.baseline import read_baseline
+from bexplore.host.records import to_record
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.replay.table import load_table
 from bexplore.run.journal import Journal
@@ -65,12 +66,14 @@ def targets(folder: Path) -> list[Target]:
         b"\n".join(path.read_bytes().splitlines()[:8]) + b"\n" for path in (ROOT / "benchmarks/curves").glob("*.csv")
     ]
     line = json.dumps(
-        Observation(
-            probe=Probe(number=3, micro_batch_size=8),
-            outcome=Outcome.MEASURED,
-            pass_times_s=(0.1, 0.2),
-            details={"a": 1},
-        ).as_record()
+        to_record(
+            Observation(
+                probe=Probe(number=3, micro_batch_size=8),
+                outcome=Outcome.MEASURED,
+                pass_times_s=(0.1, 0.2),
+                details={"a": 1},
+            )
+        )
     ).encode()
     sets = [
         b"explore.max_probes=3",

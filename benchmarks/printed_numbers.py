@@ -175,7 +175,7 @@ def printed(seed: int) -> Printed | None:
     return Printed(
         seed=seed,
         family=family,
-        stop_reason=told.stop_reason,
+        stop_reason=told.search.stop_reason,
         faults=tuple(found),
         probes_beyond=max(0, of_search - settings.max_probes),
     )

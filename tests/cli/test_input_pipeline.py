@@ -43,4 +43,4 @@ def test_an_input_pipeline_that_is_the_limit_is_named_first_and_its_figures_are_
     assert re.search(r"\n  limits +the input pipeline is the limit", again.stdout)
     page = next(tmp_path.glob("local*/*/run_*/report.html")).read_text()
     assert "The input pipeline is the limit" in page
-    assert "Your data loader gives" in page
+    assert "your data loader gives" in page

@@ -142,7 +142,7 @@ def test_a_fault_of_bexplore_is_an_error_event_and_no_regression(tmp_path):
 @pytest.mark.promise("a connection inside of bexplore breaks", "told as a fault, not as a reader that went away")
 @pytest.mark.parametrize("error", ["BrokenPipeError(32, 'Broken pipe')", "EOFError('a worker')"])
 def test_a_broken_connection_is_neither_success_nor_an_interruption(tmp_path, error):
-    patch = f"import bexplore.cli.offline as one\ndef fail(*args, **named): raise {error}\none.json_schema = fail"
+    patch = f"import bexplore.cli.offline as one\ndef fail(*args, **named): raise {error}\none.make_schema = fail"
     done = in_process(tmp_path, patch, "schema")
 
     assert done.returncode == 4

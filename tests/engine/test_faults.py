@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from bexplore.api import explore
 from bexplore.config.load import load_config
 from bexplore.engine.process import memory_watchdog
 from bexplore.engine.process.memory_watchdog import MemoryWatchdog
@@ -126,7 +127,7 @@ def earlier(tmp_path, monkeypatch):
 
 def plan_of(path: Path, **options) -> tuple[str, ...]:
     config = load_config(path, **options)
-    (plan,) = exploration.explore(config, ExploreOptions(dry_run=True))
+    (plan,) = explore(config, ExploreOptions(dry_run=True))
     return plan.changes
 
 

@@ -39,4 +39,4 @@ if __name__ == "__main__":
     result = bexplore.transformers.explore(
         make_trainer, candidates=[4, 8], max_probes=3, model_dir=str(FOLDER / "model_dir")
     )
-    print("found", result.micro_batch_size, *(result.optimizers or ()))
+    print("found", result.micro_batch_size, *(result.program.optimizers or ()))

@@ -36,8 +36,8 @@ NUM_BUFFERS = 10  # places that are listed by name; the rest is summed
 SMALLEST_TERAFLOPS = 0.1  # below, operations are shown in GFLOP/s
 # Fewest columns, and the CSS class of such a table: its rows become cards below 1000 pixels, below 600, or never.
 CARDS = ((7, "many"), (5, "some"), (0, "few"))
-# Labels of rows that stand apart in the report: in its first lines, its warnings or its list of limits.
-SHOWN_ELSEWHERE = ("why", "score", "memory", "smaller size", "training", "limits", "warning")
+# Labels of rows that stand apart in the report: in its first lines, its warnings, its list of limits or its probes.
+SHOWN_ELSEWHERE = ("why", "score", "memory", "smaller size", "training", "limits", "warning", "failed")
 WIDE, NARROW = (760, 380), (370, 380)  # pixels; the page shows one of the two drawings, by its width
 
 

@@ -111,6 +111,7 @@ def machine(monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "EngineRunner", FakeRunner)
+    monkeypatch.setattr(module, "open_runner", FakeRunner)
     monkeypatch.setattr(module, "Workers", FakeWorkers)
     monkeypatch.setattr(module, "trace_all", traces)
     monkeypatch.setattr(module, "begin", lambda *_arguments: None)
