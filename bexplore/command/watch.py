@@ -52,8 +52,8 @@ AFTER_ERROR_S = 3.0
 LEAVING_S = 20.0
 # A training that had completed a step is lost when the next takes longer than this, and so many times the longest.
 HANG_S, HANG_TIMES = 60.0, 20.0
-# Seconds after which the last step of a further size, which is told beforehand, is named anew: an evaluation runs in
-# its steps. Source: chosen; half a second of steps is told.
+# Seconds after which the last step of a further size, announced beforehand, is named anew: an evaluation runs in
+# its steps. Source: chosen; half a second of steps is announced.
 LATE_S = 5.0
 # A program that reads so many batches for so long, and passes none, trains elsewhere. Source: chosen; what is read
 # before a first pass is an example, an evaluation (whose batches do not count), or is kept (nor do these).

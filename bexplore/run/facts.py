@@ -1,4 +1,4 @@
-"""The facts that a result is computed from: what a search found, and its observations at the speed that is told.
+"""The facts that a result is computed from: what a search found, and its observations at the printed speeds.
 
 All numbers of one size follow from the size's one estimate, so that no two of them disagree.
 """
@@ -58,7 +58,7 @@ class Facts:
 
     @cached_property
     def own(self) -> Sequence[Observation]:
-        """Observations of the recommended variant, at the speed that is told of their size."""
+        """Observations of the recommended variant, at the printed speed of their size."""
         speeds = () if self.best is None else self.best.speeds
         return [estimated(one, speeds) for one in self.observations if one.probe.variant == self.variant]
 

@@ -139,10 +139,11 @@ def a_product_of_odd_width_is_padded_for_no_thousands_of_samples() -> bool:
 
 @finding(7)
 def passes_in_cuda_graphs_add_to_gradients_outside_of_them() -> bool:
+    from bexplore.engine.worker import measuring
+
     one, facts = measured(4, mode="reduce-overhead")
-    return facts["peak_memory_bytes"] > 0 and any(
-        "CUDA graphs" in text for text in one._warnings_of_cuda_graphs(_last())
-    )
+    warnings = measuring.warn_of_cuda_graphs(one, _last())
+    return facts["peak_memory_bytes"] > 0 and any("CUDA graphs" in text for text in warnings)
 
 
 def _last() -> Any:

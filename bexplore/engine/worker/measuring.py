@@ -148,7 +148,7 @@ def measure(session: Session, probe: Probe, *, pass_budget_s: float) -> dict[str
     _check_step(session, probe, has_gradients=ran.has_gradients)
     record = ran.as_record(is_compiled=session.is_meant_to_compile)
     return record | {
-        "warnings": record["warnings"] + _warnings_of_cuda_graphs(session, probe),
+        "warnings": record["warnings"] + warn_of_cuda_graphs(session, probe),
         "ran_eagerly": not session.is_meant_to_compile or session.num_graphs == 0,
         "details": record["details"] | _details(session, probe),
     }
@@ -378,6 +378,7 @@ def _parallel_details(session: Session, probe: Probe) -> dict[str, Any]:
     return {"parallel": details}
 
 
-def _warnings_of_cuda_graphs(session: Session, probe: Probe) -> list[str]:
+def warn_of_cuda_graphs(session: Session, probe: Probe) -> list[str]:
+    """Return the warning for the verification of a training whose passes are recorded into CUDA graphs."""
     is_concerned = session.uses_cuda_graphs and session.is_training and probe.purpose.is_verification
     return [WARNING_OF_CUDA_GRAPHS] if is_concerned else []

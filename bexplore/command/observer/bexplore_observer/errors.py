@@ -13,7 +13,7 @@ from typing import Any
 from .exchange import Exchange, read_host
 
 LOGGED_CHARACTERS = 8000
-LINKS_OF_ERROR = 16  # exceptions that led to one, of which the explorer is told
+LINKS_OF_ERROR = 16  # exceptions of one chain that a report keeps
 _NO_ERRORS = (SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit)
 
 

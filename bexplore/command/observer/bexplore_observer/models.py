@@ -11,7 +11,7 @@ from .batches import find_tensors, read_leading_dimension
 if TYPE_CHECKING:
     from .steps import Observer
 
-FORWARD_CALLS = 4  # calls of the model whose inputs are looked at, where no loader shows the size
+FORWARD_CALLS = 4  # calls of the model whose inputs are read where no loader shows the size
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 # Parts of names of losses that compare the samples of a batch. Source: classes of pytorch-metric-learning,
 # sentence-transformers, open_clip and lightly.
@@ -58,7 +58,7 @@ class ModelWatch:
 
     @property
     def awaits_own_batches(self) -> bool:
-        """Whether calls are looked at for batches of the probe's size."""
+        """Whether calls are searched for batches of the probe's size."""
         return bool(self._rows_per_sample)
 
     def stop(self) -> None:
