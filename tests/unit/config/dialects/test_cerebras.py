@@ -38,6 +38,7 @@ FORMS = [
     ("explore", RequestKind.EXPLORE, None, None, None),
     ("auto", RequestKind.AUTO, None, None, None),
     ({"explore": {"min": 2, "max": 16}}, RequestKind.EXPLORE, None, 2, 16),
+    ({"explore": {"min": 9, "max": 9}}, RequestKind.EXPLORE, None, 9, 9),
     ({"explore": {"min": 2}}, RequestKind.EXPLORE, None, 2, None),
     ({"explore": {"max": 16}}, RequestKind.EXPLORE, None, None, 16),
     ({"explore": {}}, RequestKind.EXPLORE, None, None, None),
