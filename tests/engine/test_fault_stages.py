@@ -136,7 +136,10 @@ def test_a_folder_that_is_read_only_is_one_error_that_says_where_to_write_instea
 
 
 def test_shared_memory_which_no_limit_refuses_gets_no_slack():
+    wait, go = os.pipe()
+
     def hold() -> None:
+        os.read(wait, 1)  # what is held before the watch begins is not growth
         area = mmap.mmap(-1, 128 * MIB)
         for start in range(0, len(area), MIB):
             area[start : start + MIB] = b"x" * MIB
@@ -146,6 +149,7 @@ def test_shared_memory_which_no_limit_refuses_gets_no_slack():
     try:
         watch = MemoryWatchdog(pid, 2**40)
         watch.allow(120 * MIB)  # with the slack that other memory gets, all of it would be allowed
+        os.write(go, b"x")
         deadline = time.monotonic() + 20
         while not watch.violation() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -153,3 +157,5 @@ def test_shared_memory_which_no_limit_refuses_gets_no_slack():
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        os.close(wait)
+        os.close(go)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,8 +82,10 @@ class Optimizer:
 
 
 @pytest.fixture
-def fake_torch() -> SimpleNamespace:
+def fake_torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A torch without an accelerator, as far as the observer asks it."""
+    # Other tests of this process may have compiled: the real compiler's counters are not of this torch.
+    monkeypatch.delitem(sys.modules, "torch._dynamo.convert_frame", raising=False)
 
     class Own(Module):  # what the garbage collector finds of other tests is not of this one
         pass
