@@ -57,3 +57,23 @@ def test_the_calls_of_a_model_show_the_first_step_of_the_size_before_any_count_d
 
 def test_a_model_that_has_no_batch_of_the_size_when_it_should_have_shows_none():
     assert find_own_step(dataclasses.replace(rank(), awaits_own_batches=True), 7) is None
+
+
+def with_fetches(num_fetches: int, *, num_passes: int, num_samples: int) -> Rank:
+    steps = (step(0.1 * index, passes=num_passes) for index in range(1, 9))
+    counts = {"num_fetches": num_fetches, "num_samples": num_samples}
+    return dataclasses.replace(rank(), steps=tuple(dataclasses.replace(one, **counts) for one in steps))
+
+
+@pytest.mark.parametrize(
+    ("num_fetches", "num_passes", "num_samples", "per_step"),
+    [
+        pytest.param(2, 1, 8, 2, id="two batches of one pass"),
+        pytest.param(1, 2, 4, 1, id="two losses of one batch"),
+        pytest.param(1, 2, 8, 2, id="a batch that a schedule divides among two passes"),
+    ],
+)
+def test_micro_batches_are_what_passes_take_of_the_loaders_batches(num_fetches, num_passes, num_samples, per_step):
+    fetched = with_fetches(num_fetches, num_passes=num_passes, num_samples=num_samples)
+
+    assert time_rank(fetched, num_warmup=1, micro_batch_size=4).micro_batches_per_step == per_step

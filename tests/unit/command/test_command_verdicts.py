@@ -406,3 +406,13 @@ def test_where_all_starts_were_given_one_size_another_start_is_needed():
     resumed = SizeCheck()
     resumed.learn(1, dataclasses.replace(check.arrived[1], cut_from=64), CheckResult.VERIFIED)
     assert resumed.size_to_confirm == 1
+
+
+def test_what_arrived_at_a_size_before_does_not_show_that_it_is_followed():
+    check = SizeCheck()
+    for size in (4, 8):
+        assert check.check([rank(rows=size)], size, 1).result is CheckResult.VERIFIED
+
+    finding = check.check([rank(rows=4)], 8, 1, cut_from=16)
+
+    assert finding.is_refused and "{micro_batch_size}" in finding.hint

@@ -240,3 +240,9 @@ def test_the_json_event_has_the_verdict_and_every_finding():
 
     assert (event["event"], event["verdict"], event["exit_code"]) == ("guard", "regression", 1)
     assert event["findings"][0]["status"] == "worse"
+
+
+def test_a_kernel_that_stays_is_no_change_beside_one_that_comes():
+    more = facts(kernels=(*facts().kernels, Item(label="new", where="model.py:11")))
+
+    assert changed(more)["kernels"].details == ("new kernel: new at model.py:11",)

@@ -311,3 +311,9 @@ def test_a_size_that_ran_is_taken_before_one_that_is_predicted_to_be_hardly_fast
 )
 def test_a_size_that_may_not_run_or_is_no_candidate_is_none_of_a_plan(predicted):
     assert plan(costs(passes=ENDS, micro_batch_size=16, predicted=predicted, batch_size=12)).micro_batch_size == 1
+
+
+def test_a_batch_of_one_sample_for_each_replica_is_planned():
+    found = plan(traced(), mfu=0.4, devices=on(64))
+
+    assert (found.micro_batch_size, found.accumulation_steps) == (1, 1)

@@ -238,3 +238,9 @@ def test_only_another_precision_is_known_to_change_the_training():
     own = {"precision": "float32", "compile.mode": "default"}
     assert changes_training(own | {"compile.mode": "max-autotune"}, own) == ()
     assert changes_training(own | {"precision": "bfloat16"}, own) == ("precision bfloat16 instead of float32",)
+
+
+def test_more_than_256_combinations_are_counted_and_not_made(folder):
+    lists = {f"workload.arguments.{name}": list(range(20)) for name in "ab"}
+    refusal = folder.refusal(sections(explore={"workload": OWN_MODEL, "settings": lists}))
+    assert "makes 400 variants of 20 x 20 values" in refusal
