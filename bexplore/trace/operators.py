@@ -122,6 +122,8 @@ def map_shapes(values: Any) -> Any:
 def _shape_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.Size(_shape_of(size) for size in value.shape)
+    if isinstance(value, torch.ScriptObject):  # such as the handle of a collective: its text would be its address
+        return torch.ScriptObject.__name__
     return int(value.node.hint) if isinstance(value, torch.SymInt) else value
 
 

@@ -189,6 +189,14 @@ def size_of(traced, label: str) -> float:
     return next(buffer.size(1) for buffer in traced.resident if buffer.label == label)
 
 
+def test_the_fingerprint_of_a_rank_is_the_same_in_each_trace():
+    fingerprints = set()
+    for _ in range(2):
+        fingerprints.add(trace_job(rank("decoder", "FSDP")).fingerprint)
+        leave_group()
+    assert len(fingerprints) == 1
+
+
 class OfSixtyOne(nn.Module):
     """A block of 12 x 4, 12 and 62 trained numbers: 61 for each of two ranks, and no dimension a multiple of it."""
 
