@@ -14,8 +14,7 @@ from typing import Any
 from benchmarks.trace_cuda_jobs import EAGER_JOBS
 from bexplore.host.accelerators import device_by_name
 from bexplore.job import Job
-from bexplore.trace.absent_gpu import stand_in
-from bexplore.trace.gpu_properties import GpuProperties
+from bexplore.trace.absent_gpu import GpuProperties, stand_in
 
 GPU = GpuProperties.from_device(device_by_name("h100"))
 ACCUMULATION_PASSES = 2

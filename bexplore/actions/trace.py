@@ -30,8 +30,8 @@ from bexplore.measurement.probe import Outcome
 from bexplore.run import run_directory
 from bexplore.run.event_records import listed_sizes, trace_record
 from bexplore.run.selection import TracedVariant
+from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.gpu_properties import GpuProperties
 
 _TOO_OLD = "GPUTooOldForTriton"  # an exception of torch/_inductor/exc.py: Triton starts at compute capability 7.0
 

@@ -18,9 +18,8 @@ from bexplore.errors import EngineError, UserProgramError
 from bexplore.host.records import from_record, to_record
 from bexplore.job import Job, Precision, device_kind
 from bexplore.trace import cache
-from bexplore.trace.absent_gpu import reason_against
+from bexplore.trace.absent_gpu import GpuProperties, reason_against
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.gpu_properties import GpuProperties
 from bexplore.trace.program_metrics import ProgramMetrics
 
 # A build on fake tensors takes seconds; one that takes longer is left to the probe, which has limits of its own.

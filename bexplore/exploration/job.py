@@ -64,8 +64,8 @@ from bexplore.search.space import (
     geometric_middle,
     largest_wanted,
 )
+from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cost_model import CostModel, MemoryByLength
-from bexplore.trace.gpu_properties import GpuProperties
 from bexplore.units import counted
 
 # Largest candidate without any bound: no `max`, no trace, no batch to divide.

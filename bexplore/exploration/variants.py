@@ -18,8 +18,8 @@ from bexplore.job import Job
 from bexplore.run.selection import LeftOut, Selection, TracedVariant
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.space import MemoryPrior
+from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cost_model import CostModel, MemoryByLength, traced_lengths
-from bexplore.trace.gpu_properties import GpuProperties
 from bexplore.units import format_bytes
 
 # A prediction is certain where it holds so many standard deviations of the trace's error away.

@@ -27,8 +27,8 @@ from bexplore.host.json_files import cache_folder, read_json, write_json
 from bexplore.host.records import from_record, to_record
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import Job
+from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.gpu_properties import GpuProperties
 
 _FOLDER = "traces"
 MAX_ENTRIES = 100  # each is some 20 KiB

@@ -17,9 +17,9 @@ import torch
 
 from bexplore.errors import TraceError
 from bexplore.job import Job
+from bexplore.trace.cost_model import Place, Polynomial
 from bexplore.trace.lifetimes import Alias, Allocate, Constant, Drop, Output, Plan, Step
 from bexplore.trace.operators import Cost, count_graph_flops, node_shapes, workspace_sizes
-from bexplore.trace.timeline import Place, Polynomial
 from bexplore.trace.torch_private import (
     ChooseSaved,
     GraphLowering,

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from bexplore.errors import WITHOUT_TRACE, TraceError
+from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial
 from bexplore.trace.operators import (
     Cost,
     counts_flops,
@@ -32,7 +33,6 @@ from bexplore.trace.operators import (
     takes_workspace,
     workspace_sizes,
 )
-from bexplore.trace.timeline import NOTHING, Event, Phase, Place, Polynomial
 from bexplore.trace.torch_private import is_in_backward, is_shared, storage_key, storage_key_of, suggest_symbolic
 from bexplore.workloads.placement import local
 from bexplore.workloads.torch_private import CompilableMode, tree_leaves

@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from bexplore.errors import TraceError
-from bexplore.trace.timeline import NOTHING, Polynomial
+from bexplore.trace.cost_model import NOTHING, Polynomial
 from bexplore.trace.torch_private import HigherOrderOperator, OpOverload
 from bexplore.workloads.torch_private import tree_map
 

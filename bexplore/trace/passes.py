@@ -17,11 +17,11 @@ from torch import nn
 from bexplore.errors import WITHOUT_TRACE, TraceError, UnusableSizeError
 from bexplore.job import Job
 from bexplore.trace.activation_budget import BudgetChoice
+from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial
 from bexplore.trace.inductor import CompiledGraph, Observe, plan_only
 from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker, replay
 from bexplore.trace.operators import Cost
 from bexplore.trace.repeated_blocks import Repeat, truncate
-from bexplore.trace.timeline import NOTHING, Event, Phase, Place, Polynomial
 from bexplore.trace.torch_private import (
     SpecializationError,
     inductor_backend,

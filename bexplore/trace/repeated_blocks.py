@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from bexplore.trace.timeline import NOTHING, Event, Phase, Place, Polynomial
+from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial
 
 # Traced blocks of a run: as few as possible, more if the middle ones keep different tensors. The first and the last
 # differ from the others by what is before and behind the run.

@@ -19,9 +19,9 @@ import torch
 
 from bexplore.errors import WITHOUT_TRACE, BexploreError, TraceError, UserProgramError
 from bexplore.host.torch_interfaces import version_warnings
-from bexplore.job import Job, Mode, Precision
+from bexplore.job import Job, Mode, Parallelism, Precision
 from bexplore.trace.activation_budget import Missing
-from bexplore.trace.cost_model import CostModel
+from bexplore.trace.cost_model import Buffer, CostModel, Event, Peak, Phase, Place, Polynomial, find_peaks
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.inductor import Observe
 from bexplore.trace.operators import Cost, blas_workspace_bytes
@@ -37,7 +37,6 @@ from bexplore.trace.passes import (
     unique,
 )
 from bexplore.trace.repeated_blocks import KEPT_BLOCKS, Repeat, find_repeats, inner_blocks, lengthen
-from bexplore.trace.timeline import Buffer, Event, Peak, Phase, Polynomial, find_peaks, gradient_memory
 from bexplore.trace.torch_private import storage_bytes
 from bexplore.workloads import Workload
 
@@ -184,6 +183,35 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence
         notes=tuple(_notes(job, traced, len(workload.compiled_modules) if workload.is_compiled_by_block else 1)),
         num_blocks=_count_blocks(job, repeats, missing),
     )
+
+
+def gradient_memory(
+    parallelism: Parallelism, *, gradient_bytes: int, bucket_bytes: int, accumulated: Polynomial
+) -> tuple[list[Buffer], list[Event], list[Event]]:
+    """Return the gradients that live during the whole step, from before its last pass on, and from the update on.
+
+    DistributedDataParallel holds buckets of one more copy from its construction on. As views of them gradients take
+    nothing of their own, unless a pass that reduces nothing has made them. Sharded gradients that are reduced in the
+    last pass alone are whole until then. Source: torch/csrc/distributed/c10d/reducer.cpp; `unsharded_accumulated_grad`
+    in torch/distributed/fsdp/_fully_shard/_fsdp_param.py; both checked by the allocator: benchmarks/results/
+    distributed_trace.md.
+
+    Args:
+        gradient_bytes: Of one copy, as the optimizer reads it: of sharded parameters, the rank's shards.
+        bucket_bytes: Of all gradient buckets.
+        accumulated: What the passes before the last have left.
+    """
+    gradients = Buffer(label="gradients", size=Polynomial(gradient_bytes))
+    buckets = Buffer(label="gradient buckets", size=Polynomial(bucket_bytes))
+    if parallelism.is_sharded and parallelism.synchronizes_last:
+        whole = Event(accumulated, Place("gradients of all shards"))
+        return [], [whole], [Event(gradients.size, Place(gradients.label))]
+    if not bucket_bytes:
+        return [gradients], [], []
+    if not parallelism.gradient_as_bucket_view:
+        return [gradients, buckets], [], []
+    beside = [Event(buckets.size, Place(buckets.label))] if parallelism.synchronizes_last else []
+    return [gradients], beside, []
 
 
 def _relative_sd(job: Job, operators: tuple[str, ...]) -> float:

@@ -219,7 +219,7 @@ def a_trace_takes_no_memory_of_the_device() -> bool:
 @finding(17)
 def a_trace_by_name_is_that_on_the_device() -> bool:
     from bexplore.host.accelerators import DEVICES
-    from bexplore.trace.gpu_properties import GpuProperties
+    from bexplore.trace.absent_gpu import GpuProperties
 
     facts = GpuProperties.from_device(DEVICES["h100"])
     own = GpuProperties.from_device_info(_facts())

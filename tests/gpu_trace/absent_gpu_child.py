@@ -11,8 +11,7 @@ from typing import Any
 import psutil
 
 from bexplore.host.accelerators import device_by_name
-from bexplore.trace.absent_gpu import stand_in
-from bexplore.trace.gpu_properties import GpuProperties
+from bexplore.trace.absent_gpu import GpuProperties, stand_in
 
 ROOT = Path(__file__).parents[2]
 SIZE = 64  # samples, of the peaks that are told

@@ -64,7 +64,7 @@ def test_attention_that_is_recomputed_takes_less_memory(tmp_path):
 ABSENT = """
 from bexplore.host.accelerators import device_by_name
 from bexplore.trace.absent_gpu import stand_in
-from bexplore.trace.gpu_properties import GpuProperties
+from bexplore.trace.absent_gpu import GpuProperties
 
 stand_in(GpuProperties.from_device(device_by_name("h100")))
 import torch

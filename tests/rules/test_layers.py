@@ -28,8 +28,8 @@ ORDER = {
     "config.dialects.cerebras": "section decoders encoders vision layout optimizer request load",
     "workloads": "torch_private placement import_path blocks optimizers parallel workload batches loader decoder hf "
     "imported builders",
-    "trace": "torch_private timeline cost_model gpu_properties cache operators lifetimes inductor repeated_blocks "
-    "activation_budget fake_build passes program_metrics absent_gpu tracer",
+    "trace": "torch_private cost_model absent_gpu cache operators lifetimes inductor repeated_blocks "
+    "activation_budget fake_build passes program_metrics tracer",
     "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner all_ranks variants_runner",

@@ -31,8 +31,8 @@ from bexplore.engine.worker.device import device_info
 from bexplore.errors import BexploreError
 from bexplore.job import Job
 from bexplore.trace import CostModel, TraceError
+from bexplore.trace.cost_model import Polynomial
 from bexplore.trace.program_metrics import Item, ProgramMetrics, describe_polynomial
-from bexplore.trace.timeline import Polynomial
 from bexplore.trace.tracer import trace_job
 from bexplore.workloads import Batch, Workload, build
 from bexplore.workloads.torch_private import CompilableMode

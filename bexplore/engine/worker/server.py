@@ -33,9 +33,8 @@ from bexplore.engine.worker.own_process import kill_own_group
 from bexplore.errors import BexploreError, TraceError
 from bexplore.host.records import from_record, to_record
 from bexplore.host.torch_interfaces import missing_interfaces
-from bexplore.trace.absent_gpu import stand_in
+from bexplore.trace.absent_gpu import GpuProperties, stand_in
 from bexplore.trace.cache import find_imported_sources
-from bexplore.trace.gpu_properties import GpuProperties
 
 # Files in which a rank waits for others, and the function in which a collective of a backward pass may.
 _OF_RANKS = ("/torch/distributed/", "/engine/worker/ranks.py", "/torch/nn/parallel/")

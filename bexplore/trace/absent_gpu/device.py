@@ -11,8 +11,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.absent_gpu.attention import route_attention
-from bexplore.trace.gpu_properties import GpuProperties
 
 # Operators that have a kernel in the CUDA build, and fall apart where they have none. Source: native_functions.yaml of
 # torch 2.13, operators with both a CUDA and a CompositeImplicitAutograd kernel.

@@ -14,9 +14,9 @@ import torch._inductor.ir as ir
 from torch._inductor.codegen import wrapper as lines
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 
+from bexplore.trace.cost_model import NOTHING, Polynomial
 from bexplore.trace.inductor import _Reader
 from bexplore.trace.lifetimes import Alias, Allocate, Drop, Step
-from bexplore.trace.timeline import NOTHING, Polynomial
 
 _FIELDS = {
     lines.AllocateLine: ("node",),

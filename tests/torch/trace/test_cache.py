@@ -14,7 +14,7 @@ from bexplore.host.records import to_record
 from bexplore.job import CompileSettings, Job
 from bexplore.trace import CostModel
 from bexplore.trace.cache import Sources, recall, remember
-from bexplore.trace.timeline import Peak, Phase, Polynomial
+from bexplore.trace.cost_model import Peak, Phase, Polynomial
 
 UNCHANGED = Sources(files={}, packages={"torch": metadata.version("torch")})
 PROGRAM = """

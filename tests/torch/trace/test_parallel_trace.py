@@ -16,10 +16,10 @@ from bexplore.engine.worker.own_process import DataLimit
 from bexplore.engine.worker.steps import Steps
 from bexplore.job import CompileSettings, Job, Mode, Parallelism, Precision
 from bexplore.trace import passes
+from bexplore.trace.cost_model import Phase, Polynomial
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.passes import PRIMES, choose_probe_batch
-from bexplore.trace.timeline import Phase, Polynomial, gradient_memory
-from bexplore.trace.tracer import trace_job
+from bexplore.trace.tracer import gradient_memory, trace_job
 from bexplore.workloads import build
 from tests.builders import JOBS
 from tests.torch.groups import leave_group

@@ -13,8 +13,8 @@ from bexplore.engine import program_client
 from bexplore.engine.program_client import recall_or_trace, trace_in_worker
 from bexplore.host.accelerators import device_by_name
 from bexplore.trace import CostModel, TraceError, absent_gpu
+from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.absent_gpu.attention import Attention, AttentionBackend, choose_backend
-from bexplore.trace.gpu_properties import GpuProperties
 from bexplore.trace.lifetimes import Allocate, Output, Plan, replay
 from bexplore.trace.operators import workspace_sizes
 from bexplore.trace.tracer import trace_job

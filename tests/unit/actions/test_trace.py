@@ -15,9 +15,8 @@ from bexplore.exploration.memory_budget import COLLECTIVES_BYTES
 from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job
 from bexplore.output.tables import devices_table, trace_table
-from bexplore.trace.cost_model import CostModel
-from bexplore.trace.gpu_properties import GpuProperties
-from bexplore.trace.timeline import Peak, Phase, Polynomial
+from bexplore.trace.absent_gpu import GpuProperties
+from bexplore.trace.cost_model import CostModel, Peak, Phase, Polynomial
 
 GIB = 2**30
 JOB = """\

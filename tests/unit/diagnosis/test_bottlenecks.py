@@ -11,8 +11,7 @@ from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job, Parallelism, Precision, TorchSettings
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.run.parts.ranks import RanksPart
-from bexplore.trace.cost_model import CostModel
-from bexplore.trace.timeline import Polynomial
+from bexplore.trace.cost_model import CostModel, Polynomial
 
 GPU = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "num_multiprocessors": 132}
 CPU = {"device": "cpu"}

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from bexplore.exploration.estimate import estimate_duration
-from bexplore.trace.timeline import Polynomial
+from bexplore.trace.cost_model import Polynomial
 from tests.unit.run.builders import cost_model, make_run
 
 MACHINE = {"torch": "2.13.0", "processor": None, "accelerator": None, "threads": None}

@@ -16,8 +16,7 @@ from bexplore.exploration.job import JobExploration
 from bexplore.exploration.memory_budget import MemoryBudget
 from bexplore.job import TorchSettings
 from bexplore.run.run_directory import Run
-from bexplore.trace.cost_model import CostModel
-from bexplore.trace.timeline import Peak, Phase, Polynomial
+from bexplore.trace.cost_model import CostModel, Peak, Phase, Polynomial
 
 GIB = 2**30
 BUDGET = MemoryBudget(budget_bytes=64 * GIB, why="")

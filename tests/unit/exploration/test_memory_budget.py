@@ -36,8 +36,7 @@ from bexplore.run.event_records import event_record, probe_record, trace_record
 from bexplore.run.events import Traced
 from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.space import MemoryAccount
-from bexplore.trace.cost_model import CostModel
-from bexplore.trace.timeline import Peak, Phase, Polynomial
+from bexplore.trace.cost_model import CostModel, Peak, Phase, Polynomial
 from tests.unit.run.builders import make_run, probe
 
 GIB = 2**30

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bexplore.trace.cost_model import CostModel
-from bexplore.trace.timeline import Peak, Phase, Polynomial
+from bexplore.trace.cost_model import CostModel, Peak, Phase, Polynomial
 
 GIB = 2**30
 

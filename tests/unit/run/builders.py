@@ -14,8 +14,7 @@ from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.run import run_directory
 from bexplore.run.result import AT_TOP, RunResult
 from bexplore.run.run_directory import Run
-from bexplore.trace.cost_model import CostModel
-from bexplore.trace.timeline import Buffer, Peak, Phase, Polynomial
+from bexplore.trace.cost_model import Buffer, CostModel, Peak, Phase, Polynomial
 
 GIB = 2**30
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

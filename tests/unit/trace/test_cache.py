@@ -12,9 +12,9 @@ from bexplore.host.accelerators import device_by_name
 from bexplore.host.json_files import cache_folder
 from bexplore.job import Job
 from bexplore.trace import CostModel, cache
+from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cache import Sources, find_imported_sources, recall, remember
-from bexplore.trace.gpu_properties import GpuProperties
-from bexplore.trace.timeline import Peak, Phase, Polynomial
+from bexplore.trace.cost_model import Peak, Phase, Polynomial
 
 H100 = GpuProperties.from_device(device_by_name("h100"))
 UNCHANGED = Sources(files={}, packages={"torch": metadata.version("torch")})

@@ -1,3 +1,5 @@
+"""What a cost model tells of every size."""
+
 from __future__ import annotations
 
 import json
@@ -8,8 +10,18 @@ from hypothesis import strategies as st
 
 from bexplore.host.records import from_record, to_record
 from bexplore.job.lengths import Lengths
-from bexplore.trace.cost_model import CostModel, MemoryByLength, traced_lengths
-from bexplore.trace.timeline import Buffer, Event, Peak, Phase, Place, Polynomial, find_peaks
+from bexplore.trace.cost_model import (
+    Buffer,
+    CostModel,
+    Event,
+    MemoryByLength,
+    Peak,
+    Phase,
+    Place,
+    Polynomial,
+    find_peaks,
+    traced_lengths,
+)
 
 sizes = st.integers(0, 10**9)
 
@@ -176,3 +188,14 @@ def test_larger_budgets_fit_longer_samples_and_larger_sizes_shorter_ones():
 
     assert by_budget == sorted(set(by_budget))
     assert by_size == sorted(set(by_size), reverse=True)
+
+
+def test_polynomials_multiply():
+    assert Polynomial(1, 2) * Polynomial(3, 4) == Polynomial(3, 10, 8)
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 1000))
+def test_a_polynomial_is_found_from_its_values(constant, linear, quadratic):
+    expected = Polynomial(constant, linear, quadratic)
+    found = Polynomial.interpolate(lambda size: int(expected(size)), 61)
+    assert found(997) == pytest.approx(expected(997), rel=1e-12)

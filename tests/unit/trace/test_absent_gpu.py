@@ -8,7 +8,7 @@ import pytest
 
 from bexplore.host.accelerators import DEVICES, device_by_name
 from bexplore.host.records import from_record, to_record
-from bexplore.trace.gpu_properties import GpuProperties
+from bexplore.trace.absent_gpu import GpuProperties
 
 H100 = GpuProperties.from_device(device_by_name("h100"))
 
