@@ -10,6 +10,7 @@ from typing import Any, Optional, Tuple
 
 from .exchange import clock
 
+UNKNOWN = -1  # leading dimension of a batch that shows none
 DIGEST_ELEMENTS = 1024  # elements of each tensor that are compared between ranks
 OBJECTS_OF_BATCH = 500  # most objects of a batch of a kind of its own that are searched for tensors
 DEPTH_OF_BATCH = 6  # of containers in containers that are searched

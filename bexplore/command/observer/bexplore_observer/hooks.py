@@ -75,33 +75,33 @@ def _watch_loader(observer: Observer) -> None:
     @functools.wraps(of_torch)
     def __next__(iterator: Any) -> Any:
         key = id(getattr(iterator, "_dataset", None)), has_gradients()
-        if key != observer.fetches.reading:
-            observer.fetches.turn_to(key, observer.total_passes)
+        if key != observer.loaders.fetches.reading:
+            observer.loaders.fetches.turn_to(key, observer.total_passes)
         try:
             batch = inner(iterator)
         except StopIteration:
             if not observer.total_passes:
-                observer.note_end_of_epoch(iterator)
+                observer.loaders.note_end_of_epoch(iterator)
             raise
-        observer.note_batch(batch, key)
+        observer.loaders.note_batch(batch, key)
         return batch
 
     @functools.wraps(of_torch)
     def next_of_lists(iterator: Any) -> Any:
         batch = of_torch(iterator)
-        while observer.is_stale(iterator):
+        while observer.loaders.is_stale(iterator):
             batch = of_torch(iterator)
         return batch
 
     @functools.wraps(next_index)
     def _next_index(iterator: Any) -> Any:
-        return observer.lists.take_next(iterator, next_index)
+        return observer.loaders.lists.take_next(iterator, next_index)
 
     def stop_reading_lists() -> None:
         nonlocal inner
         base._next_index, inner = next_index, of_torch
 
-    observer.stop_reading_lists = stop_reading_lists  # type: ignore[method-assign]
+    observer.loaders.stop_reading_lists = stop_reading_lists  # type: ignore[method-assign]
     base.__next__, base._next_index = skip(torch, __next__), skip(torch, _next_index)
     inner = skip(torch, next_of_lists)
 
@@ -113,7 +113,7 @@ def _watch_gradients(observer: Observer, kind: Any) -> None:
 
     @functools.wraps(enter)
     def __enter__(context: Any) -> Any:
-        observer.fetches.turn.is_off = True
+        observer.loaders.fetches.turn.is_off = True
         began_s.append(clock())
         return enter(context)
 

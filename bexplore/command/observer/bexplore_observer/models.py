@@ -75,7 +75,7 @@ class ModelWatch:
         The modules that no other holds are watched first. A program may call their parts alone; those are watched in
         the next step, unless something was compiled, whose guards a hook inside of it would fail.
         """
-        if self.inputs or self._observer.size in self._observer.fetches.count_rows():
+        if self.inputs or self._observer.size in self._observer.loaders.fetches.count_rows():
             return
         self.stop()
         if not self._watched:
@@ -102,9 +102,9 @@ class ModelWatch:
                     self.samples.append((observer.number_of_step(), rows or 0))
                 return
             self.inputs.append((rows, sum(leaf.numel() for leaf in leaves)))
-            has_fetched = bool(observer.fetches.count_rows())
+            has_fetched = bool(observer.loaders.fetches.count_rows())
             if not has_fetched:  # else the batches of the loaders are compared
-                observer.note_digest(leaves)
+                observer.loaders.note_digest(leaves)
             if len(self.inputs) < FORWARD_CALLS:
                 return
             if not has_fetched and len({one for one, _ in self.inputs}) > 1:

@@ -53,7 +53,7 @@ def test_times_without_gradients_are_kept_but_for_those_of_an_update(observe, fa
     with NoGrad():
         pass
 
-    assert len(observer.without_gradients) == 2 and observer.fetches.turn.is_off
+    assert len(observer.without_gradients) == 2 and observer.loaders.fetches.turn.is_off
 
 
 def test_the_time_of_a_checkpoint_is_kept_and_shows_that_the_training_lives(observe, fake_torch):
@@ -89,7 +89,7 @@ def test_every_function_of_the_package_is_hidden_from_dynamo(fake_torch):
 
     names = {code.co_qualname for code in hidden}
     assert len(modules) == len(FILES) - 1
-    assert {"Observer.note_batch", "Fetches.count_rows", "ModelWatch.awaits_own_batches", "find_tensors"} <= names
+    assert {"LoaderWatch.note_batch", "Fetches.count_rows", "ModelWatch.awaits_own_batches", "find_tensors"} <= names
 
 
 def test_a_torch_without_dynamo_is_left_as_it_is(fake_torch):

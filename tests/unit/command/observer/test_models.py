@@ -36,31 +36,31 @@ def test_normalizations_in_training_and_losses_of_a_batch_are_coupled(fake_torch
 
 def test_without_a_loader_a_few_calls_show_the_size(observe, model, tensor):
     observer = observe()
-    observer._models.watch_inputs()
+    observer.models.watch_inputs()
 
     for _ in range(2 * FORWARD_CALLS):
         model(tensor(4, 2), mask=tensor(4))
 
-    assert observer._models.inputs == [(4, 12)] * FORWARD_CALLS
-    assert model.hooks == [] and len(observer._digests) == 3
+    assert observer.models.inputs == [(4, 12)] * FORWARD_CALLS
+    assert model.hooks == [] and len(observer.loaders.digests) == 3
 
 
 def test_where_the_sizes_differ_all_calls_are_counted(observe, model, tensor):
     observer = observe()
-    observer._models.watch_inputs()
+    observer.models.watch_inputs()
 
     for rows in (4, 3, 4, 3, 4, 3):
         model(tensor(rows, 2))
 
-    assert observer._models.samples == [(0, 4), (0, 3)]  # those after the first few
+    assert observer.models.samples == [(0, 4), (0, 3)]  # those after the first few
 
 
 def test_where_a_loader_shows_the_size_no_model_is_looked_at(observe, model, tensor):
     observer = observe()
-    observer.fetches.turn_to((1, True), 0)
-    observer.note_batch(tensor(4, 3), (1, True))
+    observer.loaders.fetches.turn_to((1, True), 0)
+    observer.loaders.note_batch(tensor(4, 3), (1, True))
 
-    observer._models.watch_inputs()
+    observer.models.watch_inputs()
 
     assert model.hooks == []
 
@@ -69,32 +69,32 @@ def test_a_model_that_was_compiled_in_place_gets_no_hook_of_torch(observe, model
     calls = []
     model._compiled_call_impl = compiled = lambda *args: calls.append(args)
     observer = observe()
-    observer._models.watch_inputs()
+    observer.models.watch_inputs()
     assert model.hooks == []
 
     for _ in range(FORWARD_CALLS):
         model._compiled_call_impl(tensor(4, 2))
 
-    assert len(calls) == len(observer._models.inputs) == FORWARD_CALLS
+    assert len(calls) == len(observer.models.inputs) == FORWARD_CALLS
     assert model._compiled_call_impl is compiled
 
 
 def test_the_first_batch_of_a_further_size_is_seen_by_the_rows_of_a_sample(observe, model, tensor, settings):
     observer = observe(capacity=16)
-    observer._models.learn_rows()
+    observer.models.learn_rows()
     for _ in range(FORWARD_CALLS):
         model(tensor(2 * 4, 3))  # two rows for each sample
     assert model.hooks == []
 
-    observer._use(settings | {"micro_batch_size": 8, "capacity": 16})
-    observer._models.reset_probe()
-    observer._models.await_own_batches()
+    observer.use(settings | {"micro_batch_size": 8, "capacity": 16})
+    observer.models.reset_probe()
+    observer.models.await_own_batches()
     model(tensor(2 * 4, 3))
-    assert observer._models.own_from_step is None
-    observer._steps.append((1.0, 1, 1, 0.1))
+    assert observer.models.own_from_step is None
+    observer.steps.append((1.0, 1, 1, 0.1))
     model(tensor(2 * 8, 3))
 
-    assert observer._models.own_from_step == 1
+    assert observer.models.own_from_step == 1
 
 
 class Weight:

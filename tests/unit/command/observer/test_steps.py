@@ -69,8 +69,8 @@ def test_batches_between_an_update_and_the_next_pass_are_of_the_next_step(
     observer, own = observe(), optimizer()
 
     for _ in range(3):
-        observer.fetches.turn_to((1, True), observer.total_passes)
-        observer.note_batch([tensor(4, 3), tensor(4)], (1, True))
+        observer.loaders.fetches.turn_to((1, True), observer.total_passes)
+        observer.loaders.note_batch([tensor(4, 3), tensor(4)], (1, True))
         train(observer, own)
     observer.record_end()
 
@@ -116,12 +116,12 @@ def test_a_parked_rank_goes_on_with_the_next_probe_and_its_size(
     (tmp_path / "next").mkdir()
     following = settings | {"micro_batch_size": 2, "reports": str(tmp_path / "next"), "capacity": 8}
     Path(settings["reports"], "next").write_text(json.dumps(following) + "\n")
-    observer.fetches.turn_to((1, True), 0)
-    observer.note_batch(tensor(4, 3), (1, True))
+    observer.loaders.fetches.turn_to((1, True), 0)
+    observer.loaders.note_batch(tensor(4, 3), (1, True))
 
     train(observer, own)
 
-    assert (observer.size, observer.lists.size, observer.is_done) == (2, 2, False)
+    assert (observer.size, observer.loaders.lists.size, observer.is_done) == (2, 2, False)
     assert list((tmp_path / "next").glob("hello-*.json"))
     observer.record_end()
     assert read_record()["outcome"] == "observed"
@@ -137,40 +137,13 @@ def test_many_passes_without_an_update_have_no_step(observe, train, read_record)
     assert read_record()["outcome"] == "no_step" and observer.is_done
 
 
-def test_epochs_without_a_batch_end_the_wait_for_one(observe, read_record, monkeypatch):
-    observer, now_s = observe(), iter(range(1, 100, 2))
-    monkeypatch.setattr(steps_module, "clock", lambda: next(now_s))
-
-    for _ in range(steps_module.EMPTY_EPOCHS):
-        observer.note_end_of_epoch(Epoch(num_yielded=0))
-
-    assert read_record()["outcome"] == "no_batch"
-
-
-class Epoch:
-    """What is asked of a loader's iterator."""
-
-    def __init__(self, num_yielded: int) -> None:
-        self._num_yielded = num_yielded
-
-
 def test_nothing_of_the_observer_reaches_the_training(observe, optimizer):
     observer, broken = observe(), optimizer()
     broken.param_groups = None
 
     observer.before_update(broken, (), {})
     observer.after_update(broken, (), {})
-    observer.note_batch(object(), (1, True))
-    observer.note_end_of_epoch(None)
+    observer.loaders.note_batch(object(), (1, True))
+    observer.loaders.note_end_of_epoch(None)
 
-    assert [note.partition(":")[0] for note in observer._notes] == ["update", "update"]
-
-
-def test_the_rank_is_that_of_the_launcher(observe, monkeypatch):
-    for name in steps_module.RANK_NAMES:
-        monkeypatch.delenv(name, raising=False)
-    observer = observe()
-    assert observer.read_rank() is None
-
-    monkeypatch.setenv("SLURM_PROCID", "3")
-    assert observer.read_rank() == "3"
+    assert [note.partition(":")[0] for note in observer.notes] == ["update", "update"]

@@ -1,4 +1,4 @@
-"""Lists of samples that the observer cuts: what a loader gets for each size, and which batches are dropped."""
+"""What loaders return: lists of samples that are cut to a size, batches that are dropped, epochs without any."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bexplore.command.observer.bexplore_observer.lists import IndexLists
+from bexplore.command.observer.bexplore_observer import loaders
+from bexplore.command.observer.bexplore_observer.loaders import IndexLists
 
 
 class LoaderIterator:
@@ -106,3 +107,20 @@ def test_the_longest_list_is_that_of_the_start_where_a_further_size_lives_on_a_r
     lists.take_next(iterator, next_index)
 
     assert lists.longest_cut == 16
+
+
+def test_epochs_without_a_batch_end_the_wait_for_one(observe, read_record, monkeypatch):
+    observer, now_s = observe(), iter(range(1, 100, 2))
+    monkeypatch.setattr(loaders, "clock", lambda: next(now_s))
+
+    for _ in range(loaders.EMPTY_EPOCHS):
+        observer.loaders.note_end_of_epoch(Epoch(num_yielded=0))
+
+    assert read_record()["outcome"] == "no_batch"
+
+
+class Epoch:
+    """What is asked of a loader's iterator."""
+
+    def __init__(self, num_yielded: int) -> None:
+        self._num_yielded = num_yielded

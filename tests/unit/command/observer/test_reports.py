@@ -1,4 +1,4 @@
-"""Which errors of a training are reported."""
+"""What a process reports: its rank, and which errors of a training."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.command.observer.bexplore_observer.errors import (
+from bexplore.command.observer.bexplore_observer.exchange import Exchange
+from bexplore.command.observer.bexplore_observer.reports import (
+    RANK_NAMES,
     ErrorReport,
     describe,
     find_causes,
     find_links,
     is_about_memory,
+    read_rank,
 )
-from bexplore.command.observer.bexplore_observer.exchange import Exchange
 
 
 @pytest.fixture
@@ -86,3 +88,12 @@ def test_causes_are_explicit_and_links_are_all_that_led_there():
 )
 def test_a_refusal_of_memory_is_told_by_type_or_message(error, expected):
     assert is_about_memory(error) is expected
+
+
+def test_the_rank_is_that_of_the_launcher(fake_torch, monkeypatch):
+    for name in RANK_NAMES:
+        monkeypatch.delenv(name, raising=False)
+    assert read_rank(fake_torch) is None
+
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert read_rank(fake_torch) == "3"

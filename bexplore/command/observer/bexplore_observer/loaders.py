@@ -1,0 +1,232 @@
+"""What the loaders of a training return: batches that are counted, from lists of samples that are cut to the size."""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .batches import UNKNOWN, Fetches, ReadSet, digest, find_tensors, read_leading_dimension
+from .exchange import clock
+
+if TYPE_CHECKING:
+    from .steps import Observer
+
+SHOWN = 3  # batches in a row of which a dimension shows the size, after which no list of a loader is read
+DIGESTS = 3  # batches that are compared between ranks
+# Epochs without a batch, and seconds since the first, after which no batch is expected any more. Source: chosen;
+# an empty epoch takes a millisecond, and with workers a tenth of a second.
+EMPTY_EPOCHS, EMPTY_S = 3, 2.0
+WRAPPED_SAMPLERS = 3  # one in the other, that are looked into
+
+
+class LoaderWatch:
+    """Counts the batches that loaders return, of this probe and of those before it."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.lists, self._reads_lists = IndexLists(), True
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was read; after a fork it was the parent's."""
+        self.num_read_before = 0  # batches of this start before the probe
+        self._num_waiting = 0  # batches that another thread read while this one was parked
+        self.reset_probe()
+
+    def reset_probe(self) -> None:
+        """Forget what was read in a probe."""
+        self.fetches = Fetches()
+        self.num_read = 0  # batches that were read for passes
+        self._first_read: Any = None  # a weak reference to a tensor of the first of these batches
+        self._fetched_s = 0.0  # when the first batch after the last update was read; 0 for not yet
+        self.fetched_s_of_steps: array[float] = array("d")  # of the step after each
+        self.num_empty_epochs, self._empty_since_s = 0, 0.0
+        self._num_samples: int | None = None  # of an epoch without a batch
+        self._num_shown = 0  # batches in a row of which a dimension shows the size
+        self.digests: list[str] = []
+
+    def end_probe(self) -> None:
+        """Count what was read as of before the next probe."""
+        self.num_read_before += self.fetches.count() + self._num_waiting
+        self._num_waiting = 0
+
+    def end_step(self) -> None:
+        """Keep when the first batch of the step that begins was read."""
+        self.fetched_s_of_steps.append(self._fetched_s)
+        self._fetched_s = 0.0
+
+    def stop_reading_lists(self) -> None:
+        """Read no list of a loader any more; the hooks replace this."""
+
+    def is_stale(self, iterator: Any) -> bool:
+        """Return whether the batch that an iterator has returned was loaded for another size."""
+        try:
+            return self.lists.is_stale(iterator)
+        except Exception as error:
+            self._observer.note("batch", error)
+            return False
+
+    def note_batch(self, batch: Any, key: tuple[int, bool]) -> None:
+        """Count a micro-batch that a loader returned, of a data set and with gradients on or off."""
+        observer = self._observer
+        if observer.is_done:
+            self._num_waiting += key[1]
+            return
+        try:
+            leaves = find_tensors(batch, observer.torch.Tensor)
+            rows = read_leading_dimension(leaves)
+            read = self.fetches.sets.get(key) or self.fetches.begin(key)
+            if self._reads_lists:
+                rows = self._find_listed_rows(rows, read)
+            num_elements = leaves[0].numel() if len(leaves) == 1 else sum([leaf.numel() for leaf in leaves])
+            # What is fetched between an update and the next pass is of the next step.
+            read.micro_batches.extend((observer.number_of_step(), UNKNOWN if rows is None else rows, num_elements))
+            if key[1]:
+                self.note_digest(leaves)
+            if self.fetches.turn.is_off or not key[1]:  # of an evaluation
+                observer.exchange.num_signs += 1
+                observer.exchange.give_sign()
+            else:
+                self._note_read(leaves)
+        except Exception as error:
+            observer.note("batch", error)
+
+    def note_digest(self, leaves: Sequence[Any]) -> None:
+        """Keep a digest of one of the first batches."""
+        if leaves and len(self.digests) < DIGESTS:
+            self.digests.append(digest(leaves, self._observer.torch.strided))
+
+    def _note_read(self, leaves: Sequence[Any]) -> None:
+        """Count a batch for a pass; tell the explorer where no pass follows: the program may train elsewhere."""
+        observer = self._observer
+        self.num_read += 1
+        if observer.is_pending and not self._fetched_s:
+            self._fetched_s = clock()
+        if observer.total_passes:
+            return
+        if self._first_read is None and leaves:
+            self._first_read = weakref.ref(leaves[0])
+            observer.exchange.log.write("first_batch", shape=tuple(leaves[0].shape))
+        observer.exchange.give_sign()
+
+    def keeps_batches(self) -> bool:
+        """Return whether the program still holds the first batch that it read for a pass."""
+        return self._first_read is not None and self._first_read() is not None
+
+    def note_end_of_epoch(self, iterator: Any) -> None:
+        """Note an epoch without a batch, ahead of any pass: a program may begin it again and again."""
+        observer = self._observer
+        try:
+            if observer.is_done or observer.number_of_step() or getattr(iterator, "_num_yielded", True):
+                return
+            now_s = clock()
+            self.num_empty_epochs += 1
+            self._empty_since_s = self._empty_since_s or now_s
+            self._num_samples = read_num_samples(iterator)
+            if self.num_empty_epochs >= EMPTY_EPOCHS and now_s - self._empty_since_s > EMPTY_S:
+                observer.finish("no_batch")
+        except Exception as error:
+            observer.note("batch", error)
+
+    def find_num_samples(self) -> int | None:
+        """Return the samples of an epoch; None if unknown."""
+        return self.fetches.find_num_samples() or self._num_samples
+
+    def _find_listed_rows(self, rows: int | None, read: ReadSet) -> int | None:
+        """Return the samples of a batch by the list that it was loaded for, where its tensors do not show them.
+
+        Graphs, images of several sizes and the like have no dimension of samples. Where tensors have one, the lists are
+        read no longer: that costs more than all else at a fetch.
+        """
+        listed, size = self.lists.length, self._observer.size
+        if listed is not None:
+            read.lists[listed] = read.lists.get(listed, 0) + 1
+        self._num_shown = self._num_shown + 1 if rows == size else 0
+        if listed is not None and (rows is None or listed == size):
+            rows = listed
+        if rows == size:
+            read.num_samples, read.drops_last = self.lists.num_samples, self.lists.drops_last
+        if self._num_shown >= SHOWN and self.lists.size is None:
+            self._reads_lists = False
+            self.stop_reading_lists()
+        return rows
+
+
+class IndexLists:
+    """Cuts the lists of samples that loaders take their batches from, before anything is loaded.
+
+    A list is cut into as many lists as it has: an epoch keeps its samples. Batches that a loader had loaded ahead at
+    another size are dropped, as many on every rank.
+    """
+
+    def __init__(self) -> None:
+        # Of the batches that are wanted, and of the command's; None cuts nothing, and is so for all of a start.
+        self.size: int | None = None
+        self._longest: int | None = None
+        self.num_cut = 0
+        self.longest_cut = 0  # of all of a start: a probe may live on what the one before left of a list
+        # Of the list that the last batch was taken from, and of the epoch of its loader; None where there is none.
+        self.length: int | None = None
+        self.num_samples: int | None = None
+        self.drops_last = False
+
+    def begin(self, size: int, longest: int | None) -> None:
+        """Cut to a size from now on; lists that are longer than the command's batches are not of what is explored."""
+        self.size, self._longest = (size, longest) if longest else (None, None)
+        self.num_cut = 0
+
+    def take_next(self, iterator: Any, next_index: Callable[[Any], Any]) -> Any:
+        """Return the next list of an iterator."""
+        state, size = self._read_state(iterator), self.size
+        has_rest = size is not None and len(state.rest) >= size
+        index = state.rest if has_rest else next_index(iterator)
+        state.rest = []
+        if size is not None and isinstance(index, list) and len(index) <= (self._longest or 0):
+            self.num_cut, self.longest_cut = self.num_cut + 1, max(self.longest_cut, len(index))
+            index, state.rest = index[:size], index[size:]
+        state.taken.append((size, len(index) if isinstance(index, (list, tuple)) else None))
+        return index
+
+    def is_stale(self, iterator: Any) -> bool:
+        """Return whether the batch that an iterator has returned was loaded for another size; note its lengths."""
+        state = self._read_state(iterator)
+        self.num_samples, self.drops_last = state.num_samples, state.drops_last
+        size, self.length = state.taken.popleft() if state.taken else (self.size, None)
+        return size != self.size
+
+    def _read_state(self, iterator: Any) -> _ListState:
+        state: _ListState | None = iterator.__dict__.get("_bexplore")
+        # Persistent workers begin an epoch with another sampler.
+        if state is None or state.sampler is not getattr(iterator, "_sampler_iter", None):
+            state = iterator._bexplore = _ListState(iterator)
+        return state
+
+
+class _ListState:
+    """What is kept of a loader's iterator: its sampler, the rest of a list, and the lists that batches come from."""
+
+    __slots__ = ("drops_last", "num_samples", "rest", "sampler", "taken")
+
+    def __init__(self, iterator: Any) -> None:
+        self.sampler = getattr(iterator, "_sampler_iter", None)
+        self.rest: list[Any] = []
+        self.taken: deque[tuple[int | None, int | None]] = deque()  # size and length of each, loaded ahead
+        self.num_samples = read_num_samples(iterator)
+        self.drops_last = bool(getattr(getattr(iterator, "_index_sampler", None), "drop_last", False))
+
+
+def read_num_samples(iterator: Any) -> int | None:
+    """Return the samples of an epoch of a loader's iterator; None where its sampler does not tell.
+
+    A sampler of batches may be wrapped, as by loaders that never end: the innermost sampler is that of samples.
+    """
+    try:
+        sampler = iterator._index_sampler.sampler
+        for _ in range(WRAPPED_SAMPLERS):
+            sampler = getattr(sampler, "sampler", sampler)
+        return len(sampler)
+    except Exception:  # samples without an end, batches of a sampler of the user's own
+        return None
