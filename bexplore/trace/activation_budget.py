@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.fx import Graph, Node
 
@@ -24,8 +24,7 @@ Missing = dict[Repeat, dict[int, float]]
 Kind = frozenset[int]  # positions, among the items of a block, of those that it keeps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Slot:
+class _Slot(NamedTuple):
     """One block of a truncated run."""
 
     repeat: Repeat
@@ -98,7 +97,7 @@ class BudgetChoice:
         for repeat in self.repeats:
             if module and repeat.copies > self.kept_blocks:
                 blocks = (block for block in range(self.kept_blocks) if repeat.owns(module, block))
-                yield from (_Slot(repeat=repeat, block=block) for block in blocks)
+                yield from (_Slot(repeat, block) for block in blocks)
 
 
 class _Sizes:
@@ -125,7 +124,7 @@ class _Sizes:
         return 1.0 + (slot.repeat.copies - self._kept_blocks) / len(self._inner)
 
     def _kept(self, repeat: Repeat, saved: Sequence[Node], place: int) -> int:
-        own = _Slot(repeat=repeat, block=self._inner[place])
+        own = _Slot(repeat, self._inner[place])
         return sum(size_of_node(node) for node in saved if self._slots.get(node) == own)
 
 

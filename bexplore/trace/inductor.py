@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from bexplore.errors import TraceError
 from bexplore.job import Job
 from bexplore.trace.cost_model import Place, Polynomial
-from bexplore.trace.lifetimes import Alias, Allocate, Constant, Drop, Output, Plan, Step
+from bexplore.trace.lifetimes import Alias, Allocate, CompiledGraph, Drop, Output, Step
 from bexplore.trace.operators import Cost, count_graph_flops, node_shapes, workspace_sizes
 from bexplore.trace.torch_private import (
     ChooseSaved,
@@ -34,23 +33,6 @@ from bexplore.workloads.torch_private import tree_leaves
 Observe = Callable[[GraphLowering, int], None]
 # The last sum of a mix-order reduction is a line of text: `buf9 = workspace_0[0 : 768].view(...).sum(dim=0)`.
 _BUFFER_OF_TEXT = re.compile(r"^(buf\d+) = workspace_\d+\[")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledGraph:
-    """One graph that the compiler has planned.
-
-    Attributes:
-        is_backward: Whether it is the backward half of a pair.
-        plan: Memory plan.
-        costs: Operations of its nodes, and the fewest bytes that its kernels read and write.
-        operators: Operators and output shapes, one line each; the fingerprint is made of them.
-    """
-
-    is_backward: bool
-    plan: Plan
-    costs: tuple[Cost, ...]
-    operators: tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -88,12 +70,10 @@ def plan_only(
 def _read(graph: GraphLowering, probe_batch: int) -> CompiledGraph:
     reader = _Reader(graph, probe_batch)
     return CompiledGraph(
+        input_names=tuple(graph.graph_inputs),
+        steps=tuple(reader.steps()),
+        outputs=tuple(reader.output(output) for output in graph.graph_outputs),
         is_backward=bool(graph.is_backward),
-        plan=Plan(
-            input_names=tuple(graph.graph_inputs),
-            steps=tuple(reader.steps()),
-            outputs=tuple(reader.output(output) for output in graph.graph_outputs),
-        ),
         costs=(*count_graph_flops(graph.orig_gm.graph, probe_batch, find_modules), *reader.traffic()),
         operators=tuple(reader.operators()),
     )
@@ -175,11 +155,12 @@ class _Reader:
             yield Allocate(name, size, _place(node))
             yield Drop(name)
 
-    def output(self, node: Any) -> Output | Constant | int | None:
+    def output(self, node: Any) -> Any:
+        # What is no tensor is returned as it is.
         if isinstance(node, ir.NoneAsConstantBuffer):
             return None
         if isinstance(node, ir.TorchBindObject):
-            return Constant(node.get_real_obj())
+            return node.get_real_obj()
         if isinstance(node, ir.ShapeAsConstantBuffer):
             return self._at_hint(node.expr)
         layout = node.get_layout()

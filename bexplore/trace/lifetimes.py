@@ -330,26 +330,25 @@ class Output:
     device: torch.device
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """An output that is no tensor, such as a mesh of ranks that the backward graph needs."""
-
-    value: Any
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The memory of one compiled graph.
+class CompiledGraph:
+    """One graph that the compiler has planned.
 
     Attributes:
         input_names: Names of the inputs in order, numbers included.
-        steps: Allocations, aliases and drops in order.
-        outputs: Outputs in order; None, numbers and constants as they are returned.
+        steps: Allocations, aliases and drops of its memory plan in order.
+        outputs: Outputs in order; what is no tensor (a number, None, a mesh of ranks) as it is returned.
+        is_backward: Whether it is the backward half of a pair.
+        costs: Operations of its nodes, and the fewest bytes that its kernels read and write.
+        operators: Operators and output shapes, one line each; the fingerprint is made of them.
     """
 
     input_names: tuple[str, ...]
     steps: tuple[Step, ...]
-    outputs: tuple[Output | Constant | int | None, ...]
+    outputs: tuple[Any, ...]
+    is_backward: bool = False
+    costs: tuple[Cost, ...] = ()
+    operators: tuple[str, ...] = ()
 
 
 class _Memory:
@@ -365,14 +364,14 @@ class _Memory:
         self.names: set[str] = set()
 
 
-def replay(plan: Plan, arguments: list[Any], tracker: LifetimeTracker, fake_mode: Any) -> tuple[Any, ...]:
-    """Run a plan instead of the graph: report its events, return fake outputs.
+def replay(graph: CompiledGraph, arguments: list[Any], tracker: LifetimeTracker, fake_mode: Any) -> tuple[Any, ...]:
+    """Run the memory plan of a graph instead of it: report its events, return fake outputs.
 
     Args:
         arguments: Inputs; the list is emptied, as compiled graphs do, so that inputs without other owners end here.
     """
-    memories = _take_inputs(plan, arguments, tracker)
-    for step in plan.steps:
+    memories = _take_inputs(graph, arguments, tracker)
+    for step in graph.steps:
         match step:
             case Allocate(name, size, place):
                 memories[name] = memory = _Memory(size, place, owned=True)
@@ -387,14 +386,14 @@ def replay(plan: Plan, arguments: list[Any], tracker: LifetimeTracker, fake_mode
                     memory.place = place
             case Drop(name) if name in memories:
                 _drop(name, memories, tracker)
-    return _return_outputs(plan, memories, tracker, fake_mode)
+    return _return_outputs(graph, memories, tracker, fake_mode)
 
 
-def _take_inputs(plan: Plan, arguments: list[Any], tracker: LifetimeTracker) -> dict[str, _Memory]:
-    returned = {output.name for output in plan.outputs if isinstance(output, Output)}
+def _take_inputs(graph: CompiledGraph, arguments: list[Any], tracker: LifetimeTracker) -> dict[str, _Memory]:
+    returned = {output.name for output in graph.outputs if isinstance(output, Output)}
     by_key: dict[int, _Memory] = {}
     memories: dict[str, _Memory] = {}
-    for name, argument in zip(plan.input_names, arguments, strict=True):
+    for name, argument in zip(graph.input_names, arguments, strict=True):
         if isinstance(argument, torch.Tensor):
             key, size, place = tracker.owned(argument)
             memory = by_key.setdefault(key, _Memory(size, place, owned=False))
@@ -417,23 +416,17 @@ def _drop(name: str, memories: dict[str, _Memory], tracker: LifetimeTracker) -> 
 
 
 def _return_outputs(
-    plan: Plan, memories: dict[str, _Memory], tracker: LifetimeTracker, fake_mode: Any
+    graph: CompiledGraph, memories: dict[str, _Memory], tracker: LifetimeTracker, fake_mode: Any
 ) -> tuple[Any, ...]:
-    returned = {output.name for output in plan.outputs if isinstance(output, Output)}
+    returned = {output.name for output in graph.outputs if isinstance(output, Output)}
     kept = {id(memories[name]) for name in returned if name in memories}
     for name in [name for name, memory in memories.items() if id(memory) not in kept]:
         _drop(name, memories, tracker)
     results = []
     with tracker.silence(), fake_mode, torch.no_grad():
-        for output in plan.outputs:
-            results.append(_make_output(output, memories, tracker))
+        for output in graph.outputs:
+            results.append(_materialize(output, memories, tracker) if isinstance(output, Output) else output)
     return tuple(results)
-
-
-def _make_output(output: Output | Constant | int | None, memories: dict[str, _Memory], tracker: LifetimeTracker) -> Any:
-    if isinstance(output, Output):
-        return _materialize(output, memories, tracker)
-    return output.value if isinstance(output, Constant) else output
 
 
 def _materialize(output: Output, memories: dict[str, _Memory], tracker: LifetimeTracker) -> torch.Tensor:

@@ -18,8 +18,8 @@ from bexplore.errors import WITHOUT_TRACE, TraceError, UnusableSizeError
 from bexplore.job import Job
 from bexplore.trace.activation_budget import BudgetChoice
 from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial
-from bexplore.trace.inductor import CompiledGraph, Observe, plan_only
-from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker, replay
+from bexplore.trace.inductor import Observe, plan_only
+from bexplore.trace.lifetimes import CompiledGraph, LifetimeMode, LifetimeTracker, replay
 from bexplore.trace.operators import Cost
 from bexplore.trace.repeated_blocks import Repeat, truncate
 from bexplore.trace.torch_private import (
@@ -141,7 +141,7 @@ def _trace_pass(
 
     def run(graph: CompiledGraph, arguments: list[Any]) -> tuple[Any, ...]:
         graphs.append(graph)
-        return replay(graph.plan, arguments, tracker, fake_mode)
+        return replay(graph, arguments, tracker, fake_mode)
 
     with (
         plan_only(probe_batch, workload.job, run, observe, choice),

@@ -15,7 +15,7 @@ from bexplore.host.accelerators import device_by_name
 from bexplore.trace import CostModel, TraceError, absent_gpu
 from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.absent_gpu.attention import Attention, AttentionBackend, choose_backend
-from bexplore.trace.lifetimes import Allocate, Output, Plan, replay
+from bexplore.trace.lifetimes import Allocate, CompiledGraph, Output, replay
 from bexplore.trace.operators import workspace_sizes
 from bexplore.trace.tracer import trace_job
 from tests.builders import RECORDED, imported_job
@@ -53,7 +53,7 @@ def test_an_output_without_memory_ends_the_trace_and_says_which():
     layout = {"shape": (4,), "symbolic": (), "stride": (1,), "offset": 0, "dtype": torch.float32}
     output = Output(name="buf7", device=torch.device("cpu"), **layout)
     with pytest.raises(TraceError, match="an output without memory: buf7"):
-        replay(Plan(input_names=(), steps=(), outputs=(output,)), [], *_replaying())
+        replay(CompiledGraph(input_names=(), steps=(), outputs=(output,)), [], *_replaying())
 
 
 def _replaying():
