@@ -41,23 +41,14 @@ _INTERRUPTED = re.compile(r"^(?:\[?rank\d+\]?:\s*)?KeyboardInterrupt\b", re.MULT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandFailure:
-    """How a start failed.
+    """How a start failed."""
 
-    Attributes:
-        outcome: Never `measured`.
-        reason: One line for people.
-        traceback_text: The training's own traceback; empty where it wrote none.
-        ended_by: The signal that ended a process of the training, where nothing shows that memory was short.
-        is_early: Whether it came before the first batch.
-        exception_type: Name of the exception's class; empty where none was reported.
-    """
-
-    outcome: Outcome
-    reason: str
-    traceback_text: str = ""
-    ended_by: str = ""
-    is_early: bool = False
-    exception_type: str = ""
+    outcome: Outcome  # never `measured`
+    reason: str  # one line for people
+    traceback_text: str = ""  # the training's own traceback; empty where it wrote none
+    ended_by: str = ""  # the signal that ended a process of the training, where nothing shows that memory was short
+    is_early: bool = False  # whether it came before the first batch
+    exception_type: str = ""  # name of the exception's class; empty where none was reported
 
 
 KILLED_BY_KERNEL = CommandFailure(

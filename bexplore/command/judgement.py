@@ -95,23 +95,14 @@ _ELSEWHERE = "where it trains in processes of a cluster (Ray's), give them this 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What the watch over one probe has seen.
+    """What the watch over one probe has seen."""
 
-    Attributes:
-        opened: The start.
-        watch: The watch.
-        ending: Why it ended.
-        warnings: Of the machine meanwhile.
-        killed_by_kernel: Whether the kernel's out-of-memory killer struck meanwhile.
-        suspended_s: Seconds in which the machine slept or a process was stopped: the probe is no measurement.
-    """
-
-    opened: OpenStart
+    opened: OpenStart  # the start
     watch: Watch
     ending: Ending
-    warnings: tuple[str, ...]
-    killed_by_kernel: bool
-    suspended_s: float
+    warnings: tuple[str, ...]  # of the machine meanwhile
+    killed_by_kernel: bool  # whether the kernel's out-of-memory killer struck meanwhile
+    suspended_s: float  # seconds in which the machine slept or a process was stopped: the probe is no measurement
 
     @property
     def ranks(self) -> tuple[Rank, ...]:
@@ -121,17 +112,11 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a command cannot be explored, whatever the size.
-
-    Attributes:
-        reason: What is wrong, for people.
-        hint: What to do.
-        traceback_text: What the command wrote; empty where that does not help.
-    """
+    """Why a command cannot be explored, whatever the size."""
 
     reason: str
     hint: str
-    traceback_text: str = ""
+    traceback_text: str = ""  # what the command wrote; empty where that does not help
 
     def as_error(self) -> UserProgramError:
         """Return the error that tells it to the user."""
@@ -140,29 +125,19 @@ class Refusal:
 
 @dataclass(slots=True, kw_only=True)
 class Learned:
-    """What the starts of one command have shown so far.
+    """What the starts of one command have shown so far."""
 
-    Attributes:
-        num_replicas: Data-parallel replicas; None before.
-        device_info: Description of the device that the command uses; empty before.
-        sizes: What arrived at each size.
-        step_times_s: By size that was measured.
-        first_pass_s: Seconds of the slowest start until its first pass; None before.
-        max_samples: Samples of a micro-batch that the data fills; None if unknown.
-        too_large: The smallest size that ran out of memory; None for none.
-        early: By size that a start was given, how it failed before its first batch.
-        fails_early: Whether the command fails so at any size.
-    """
-
-    num_replicas: int | None = None
+    num_replicas: int | None = None  # data-parallel replicas; None before
+    # Description of the device that the command uses; empty before
     device_info: dict[str, Any] = field(default_factory=dict)
-    sizes: SizeCheck = field(default_factory=SizeCheck)
-    step_times_s: dict[int, float] = field(default_factory=dict)
-    first_pass_s: float | None = None
-    max_samples: int | None = None
-    too_large: int | None = None
+    sizes: SizeCheck = field(default_factory=SizeCheck)  # what arrived at each size
+    step_times_s: dict[int, float] = field(default_factory=dict)  # by size that was measured
+    first_pass_s: float | None = None  # seconds of the slowest start until its first pass; None before
+    max_samples: int | None = None  # samples of a micro-batch that the data fills; None if unknown
+    too_large: int | None = None  # the smallest size that ran out of memory; None for none
+    # By size that a start was given, how it failed before its first batch
     early: dict[int, str] = field(default_factory=dict)
-    fails_early: bool = False
+    fails_early: bool = False  # whether the command fails so at any size
 
     def take_over(self, observation: Observation) -> None:
         """Take over what a probe of an earlier explorer has shown."""
@@ -209,17 +184,11 @@ class Learned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """Says what watched starts of one command show.
-
-    Attributes:
-        command: The command.
-        candidates: Sizes that may be asked for.
-        learned: What its starts have shown so far, which each judgement adds to.
-    """
+    """Says what watched starts of one command show."""
 
     command: Command
-    candidates: tuple[int, ...]
-    learned: Learned
+    candidates: tuple[int, ...]  # sizes that may be asked for
+    learned: Learned  # what its starts have shown so far, which each judgement adds to
 
     def judge(self, watched: Watched, blank: Observation) -> Observation | Refusal:
         """Return what a start shows: its blank observation filled in, or why no start shows anything.

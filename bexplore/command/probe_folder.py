@@ -39,11 +39,7 @@ TRACKERS_OFF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFolder:
-    """The folder of a probe; of a further probe of a start it has reports alone.
-
-    Attributes:
-        path: The folder.
-    """
+    """The folder of a probe; of a further probe of a start it has reports alone."""
 
     path: Path
 

@@ -203,13 +203,9 @@ def read_used_bytes() -> dict[str, int]:
 
 @dataclass(slots=True, kw_only=True)
 class DeviceUse:
-    """The use of this host's devices, from before a start until it has ended.
+    """The use of this host's devices, from before a start until it has ended."""
 
-    Attributes:
-        before: Device -> bytes in use before the start.
-    """
-
-    before: dict[str, int] = field(default_factory=read_used_bytes)
+    before: dict[str, int] = field(default_factory=read_used_bytes)  # device -> bytes in use before the start
     _others: dict[str, set[int]] = field(default_factory=dict)
     _looked_s: float = 0.0
 

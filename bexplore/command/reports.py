@@ -16,63 +16,40 @@ Place = tuple[str, int]  # host and process id: containers may have equal ids
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One optimizer step of a rank.
+    """One optimizer step of a rank."""
 
-    Attributes:
-        ended_s: When its last update ended, on the clock of the process or of its device.
-        num_passes: Backward passes.
-        num_fetches: Micro-batches that its loaders returned.
-        num_samples: Sum of their leading dimensions.
-        num_elements: Elements of their tensors.
-        num_updates: Calls of optimizers.
-        update_s: Seconds of these calls, without backward passes inside of them.
-        evaluation_s: Seconds of an evaluation that ran in it.
-    """
-
-    ended_s: float
+    ended_s: float  # when its last update ended, on the clock of the process or of its device
     num_passes: int
-    num_fetches: int
-    num_samples: int
-    num_elements: int
-    num_updates: int
-    update_s: float
-    evaluation_s: float = 0.0
+    num_fetches: int  # micro-batches that its loaders returned
+    num_samples: int  # sum of their leading dimensions
+    num_elements: int  # elements of their tensors
+    num_updates: int  # calls of optimizers
+    update_s: float  # seconds of these calls, without backward passes inside of them
+    evaluation_s: float = 0.0  # seconds of an evaluation that ran in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """The record of a process that trained.
+    """The record of a process that trained."""
 
-    Attributes:
-        outcome: `observed` after the last step that was asked for; `ended` where the training ended before; `no_step`
-            after many passes; `no_batch` after epochs without one.
-        rank: Its rank.
-        world_size: Ranks that the training has by its own account.
-        steps: Its optimizer steps in order.
-        rows: Leading dimension -> number of micro-batches from loaders that had it.
-        forward_rows: Leading dimension and elements of the model's inputs, where they were looked at.
-        num_samples: Of an epoch of the loader that its batches came from; None if unknown.
-        digests: Of its first batches; equal ones are one replica's work.
-        memory: Bytes by name: peaks, before and after, and counts of the allocator.
-        record: All of it.
-        before: Fetches and passes of its process before this probe, in a start that serves several sizes.
-        own_from_step: The first step in which its model was given a batch of the probe's size; None if none was seen.
-        awaits_own_batches: Whether the calls of its model were looked at for that.
-    """
-
+    # `observed` after the last step that was asked for; `ended` where the training ended before; `no_step` after many
+    # passes; `no_batch` after epochs without one
     outcome: str
     rank: int
-    world_size: int
-    steps: tuple[Step, ...]
-    rows: Mapping[int, int]
+    world_size: int  # ranks that the training has by its own account
+    steps: tuple[Step, ...]  # its optimizer steps in order
+    rows: Mapping[int, int]  # leading dimension -> number of micro-batches from loaders that had it
+    # Leading dimension and elements of the model's inputs, where they were looked at
     forward_rows: tuple[tuple[int | None, int], ...]
-    num_samples: int | None
-    digests: tuple[str, ...]
-    memory: Mapping[str, int | None]
-    record: Mapping[str, Any]
+    num_samples: int | None  # of an epoch of the loader that its batches came from; None if unknown
+    digests: tuple[str, ...]  # of its first batches; equal ones are one replica's work
+    memory: Mapping[str, int | None]  # bytes by name: peaks, before and after, and counts of the allocator
+    record: Mapping[str, Any]  # all of it
+    # Fetches and passes of its process before this probe, in a start that serves several sizes
     before: Mapping[str, int] = field(default_factory=dict)
+    # The first step in which its model was given a batch of the probe's size; None if none was seen
     own_from_step: int | None = None
-    awaits_own_batches: bool = False
+    awaits_own_batches: bool = False  # whether the calls of its model were looked at for that
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Rank:
@@ -124,18 +101,12 @@ def _share_of(rank: Rank, num_served: int) -> Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """All that the processes of a probe have written so far.
+    """All that the processes of a probe have written so far."""
 
-    Attributes:
-        hellos: One record for each process that imported torch.
-        ranks: By rank.
-        errors: The first error of each process, the earliest first.
-        counts: Optimizer steps, passes, batches read for passes, and other signs of life so far, by process.
-    """
-
-    hellos: tuple[Mapping[str, Any], ...] = ()
-    ranks: tuple[Rank, ...] = ()
-    errors: tuple[Mapping[str, Any], ...] = ()
+    hellos: tuple[Mapping[str, Any], ...] = ()  # one record for each process that imported torch
+    ranks: tuple[Rank, ...] = ()  # by rank
+    errors: tuple[Mapping[str, Any], ...] = ()  # the first error of each process, the earliest first
+    # Optimizer steps, passes, batches read for passes, and other signs of life so far, by process
     counts: Mapping[Place, tuple[int, ...]] = field(default_factory=dict)
 
     @property

@@ -41,38 +41,27 @@ HOPELESS = (Ending.UNOBSERVED, Ending.NO_STEP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSettings:
-    """What a runner of a command needs beside the command.
+    """What a runner of a command needs beside the command."""
 
-    Attributes:
-        run_dir: Folder of the run; each start has a folder in it.
-        memory_limit_bytes: Memory of one replica; None for no limit.
-        sizes_per_start: Sizes that one start may serve.
-        candidates: Sizes that may be asked for, ascending; a start that serves several is given one of them.
-        environment: Variables of a start beside this process's own and the command's.
-        should_stop: Whether the exploration was interrupted; polled while a start runs.
-        on_progress: Called with what happens, for people.
-    """
-
-    run_dir: Path
-    memory_limit_bytes: int | None = None
-    sizes_per_start: int = 1
+    run_dir: Path  # folder of the run; each start has a folder in it
+    memory_limit_bytes: int | None = None  # memory of one replica; None for no limit
+    sizes_per_start: int = 1  # sizes that one start may serve
+    # Sizes that may be asked for, ascending; a start that serves several is given one of them
     candidates: tuple[int, ...] = ()
+    # Variables of a start beside this process's own and the command's
     environment: Mapping[str, str] = field(default_factory=dict)
+    # Whether the exploration was interrupted; polled while a start runs
     should_stop: Callable[[], bool] = lambda: False
-    on_progress: Callable[[dict[str, Any]], None] = lambda message: None
+    on_progress: Callable[[dict[str, Any]], None] = lambda message: None  # called with what happens, for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Served:
-    """What came of a probe in a start that serves several sizes.
+    """What came of a probe in a start that serves several sizes."""
 
-    Attributes:
-        observation: The measurement; None where the size needs a start of its own.
-        may_serve_others: Whether a failure says nothing of further starts for several sizes: the training had come to
-            its end after other sizes, or a signal ended it.
-    """
-
-    observation: Observation | None
+    observation: Observation | None  # the measurement; None where the size needs a start of its own
+    # Whether a failure says nothing of further starts for several sizes: the training had come to its end after other
+    # sizes, or a signal ended it
     may_serve_others: bool = False
 
 

@@ -22,23 +22,15 @@ SEVERAL_PASSES = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming:
-    """The timed steps of one rank.
+    """The timed steps of one rank."""
 
-    Attributes:
-        step_times_s: Seconds from the end of one update to the end of the next, without evaluations between them.
-        update_times_s: Seconds of the updates in them.
-        pass_times_s: Seconds of one micro-batch in each step, without its update.
-        micro_batches_per_step: Micro-batches of a step: by the loaders, else by backward passes.
-        passes_per_step: Backward passes of a step.
-        num_steps: Steps that were timed; where epochs are not of full batches, their times are fewer means.
-    """
-
+    # Seconds from the end of one update to the end of the next, without evaluations between them
     step_times_s: tuple[float, ...]
-    update_times_s: tuple[float, ...]
-    pass_times_s: tuple[float, ...]
-    micro_batches_per_step: float
-    passes_per_step: float
-    num_steps: int
+    update_times_s: tuple[float, ...]  # seconds of the updates in them
+    pass_times_s: tuple[float, ...]  # seconds of one micro-batch in each step, without its update
+    micro_batches_per_step: float  # micro-batches of a step: by the loaders, else by backward passes
+    passes_per_step: float  # backward passes of a step
+    num_steps: int  # steps that were timed; where epochs are not of full batches, their times are fewer means
 
     @property
     def step_time_s(self) -> float:
@@ -102,14 +94,10 @@ class _Epoch:
 
     Which step took that batch is not known: frameworks read a batch ahead. As many steps in a row as epochs have, from
     any step on, took as many of them.
-
-    Attributes:
-        num_steps: Steps of as few whole epochs as make whole steps.
-        fill: Samples of an epoch over those of as many full batches.
     """
 
-    num_steps: int
-    fill: float
+    num_steps: int  # steps of as few whole epochs as make whole steps
+    fill: float  # samples of an epoch over those of as many full batches
 
     def means(self, values: Sequence[float]) -> list[float]:
         """Return the means over so many steps in a row, which overlap where there are few epochs."""

@@ -41,20 +41,13 @@ class CheckResult(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a check found, and its evidence.
+    """What a check found, and its evidence."""
 
-    Attributes:
-        result: Whether what was asked for was seen.
-        why: What was seen instead, for people; empty where it was verified.
-        hint: What to type; empty where it was verified.
-        is_of_this_size: Whether other sizes may do what they are asked for.
-        num_samples: The most that arrive, whatever is asked for; None where that is not what kept them away.
-    """
-
-    result: CheckResult
-    why: str = ""
-    hint: str = ""
-    is_of_this_size: bool = False
+    result: CheckResult  # whether what was asked for was seen
+    why: str = ""  # what was seen instead, for people; empty where it was verified
+    hint: str = ""  # what to type; empty where it was verified
+    is_of_this_size: bool = False  # whether other sizes may do what they are asked for
+    # The most that arrive, whatever is asked for; None where that is not what kept them away
     num_samples: int | None = None
 
     @property
@@ -65,35 +58,26 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """What arrived at a size that did what it was asked for.
+    """What arrived at a size that did what it was asked for."""
 
-    Attributes:
-        rows: The usual leading dimension.
-        elements_per_sample: By the size that was asked for.
-        fetches_per_pass: Batches of the size that the loaders returned for each pass; 0 without a loader.
-        cut_from: The larger size that the start was given, from whose lists of samples the batches were cut, which
-            shows nothing of this size; 0 for a start of this size.
-    """
-
-    rows: int
-    elements_per_sample: float
-    fetches_per_pass: float
+    rows: int  # the usual leading dimension
+    elements_per_sample: float  # by the size that was asked for
+    fetches_per_pass: float  # batches of the size that the loaders returned for each pass; 0 without a loader
+    # The larger size that the start was given, from whose lists of samples the batches were cut, which shows nothing of
+    # this size; 0 for a start of this size
     cut_from: int = 0
 
 
 @dataclass(slots=True)
 class SizeCheck:
-    """Checks micro-batch sizes of one command; remembers what arrived, by which packed batches are checked.
+    """Checks micro-batch sizes of one command; remembers what arrived, by which packed batches are checked."""
 
-    Attributes:
-        arrived: By size that did what it was asked for, of the probes so far.
-        unconfirmed: The first size, where another number arrived: packed, or wrong, which the next size shows.
-        given: By size that a start was given, whether all of it was trained or smaller batches were cut from it, the
-            samples of the command's own batches.
-    """
-
+    # By size that did what it was asked for, of the probes so far
     arrived: dict[int, Arrived] = field(default_factory=dict)
+    # The first size, where another number arrived: packed, or wrong, which the next size shows
     unconfirmed: int | None = None
+    # By size that a start was given, whether all of it was trained or smaller batches were cut from it, the samples of
+    # the command's own batches
     given: dict[int, int] = field(default_factory=dict)
 
     @property

@@ -78,43 +78,26 @@ class Ending(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Watch:
-    """The watch over one start.
-
-    Attributes:
-        start: The start.
-        read: Returns the reports so far.
-        time_limit_s: Seconds after which the start is given up; None for no limit.
-        should_stop: Whether the exploration was interrupted.
-        stop_after: Sets the number of the last step.
-        beat: Tells the ranks that the explorer lives.
-        look: Called with the processes of this host once a second.
-        num_warmup: Steps that are not timed.
-        is_shared: Whether the start serves several sizes.
-        is_reused: Whether its training has run before, with another size: nothing is built any more.
-        num_steps: Steps after which the ranks stop by their settings; None where the watch names the last step.
-        num_needed: Returns the steps that ranks which have stopped should have had: they go on where they had fewer.
-        pass_limit_s: Seconds after which a start without a pass is given up; None for no limit.
-        first_pass_s: Seconds after which the first pass was seen; None before.
-        reports: The latest reports.
-        lost_pid: The training process that is gone; None for none.
-    """
+    """The watch over one start."""
 
     start: Start
-    read: Callable[[], Reports]
-    time_limit_s: float | None
-    should_stop: Callable[[], bool]
-    stop_after: Callable[[int], None]
-    beat: Callable[[], None]
-    look: Callable[[Sequence[int]], None]
-    num_warmup: int
-    is_shared: bool = False
-    is_reused: bool = False
+    read: Callable[[], Reports]  # returns the reports so far
+    time_limit_s: float | None  # seconds after which the start is given up; None for no limit
+    should_stop: Callable[[], bool]  # whether the exploration was interrupted
+    stop_after: Callable[[int], None]  # sets the number of the last step
+    beat: Callable[[], None]  # tells the ranks that the explorer lives
+    look: Callable[[Sequence[int]], None]  # called with the processes of this host once a second
+    num_warmup: int  # steps that are not timed
+    is_shared: bool = False  # whether the start serves several sizes
+    is_reused: bool = False  # whether its training has run before, with another size: nothing is built any more
+    # Steps after which the ranks stop by their settings; None where the watch names the last step
     num_steps: int | None = None
+    # Returns the steps that ranks which have stopped should have had: they go on where they had fewer
     num_needed: Callable[[Sequence[Rank]], int] = lambda ranks: 0
-    pass_limit_s: float | None = None
-    first_pass_s: float | None = None
+    pass_limit_s: float | None = None  # seconds after which a start without a pass is given up; None for no limit
+    first_pass_s: float | None = None  # seconds after which the first pass was seen; None before
     reports: Reports = field(default_factory=Reports)
-    lost_pid: int | None = None
+    lost_pid: int | None = None  # the training process that is gone; None for none
     _began_s: float = field(default_factory=time.monotonic)
     _looked_s: float = 0.0
     _beat_s: float = 0.0
@@ -319,32 +302,20 @@ class Watch:
 
 @dataclass(slots=True, kw_only=True)
 class OpenStart:
-    """A start of the command.
-
-    Attributes:
-        start: Its processes.
-        folder: Its folder.
-        latest: Folder of its latest probe: the same, or one for each further probe.
-        number: Number of its first probe.
-        accumulation: Micro-batches of a step that were asked for; None where the command chooses.
-        capacity: The size that the command was given, from whose batches smaller ones are cut; None where the start
-            has one probe, of the command's own batches.
-        devices: The devices' memory and users, as they were before it.
-        served: Sizes that it has run.
-        num_steps: Steps of the latest probe; None where the watch over it names the last one.
-        watch: The watch over its latest probe; None before.
-    """
+    """A start of the command."""
 
     start: Start
     folder: ProbeFolder
-    latest: ProbeFolder
-    number: int
-    devices: DeviceUse
-    accumulation: int | None = None
+    latest: ProbeFolder  # folder of its latest probe: the same, or one for each further probe
+    number: int  # number of its first probe
+    devices: DeviceUse  # the devices' memory and users, as they were before it
+    accumulation: int | None = None  # micro-batches of a step that were asked for; None where the command chooses
+    # The size that the command was given, from whose batches smaller ones are cut; None where the start has one probe,
+    # of the command's own batches
     capacity: int | None = None
-    served: list[int] = field(default_factory=list)
-    num_steps: int | None = None
-    watch: Watch | None = None
+    served: list[int] = field(default_factory=list)  # sizes that it has run
+    num_steps: int | None = None  # steps of the latest probe; None where the watch over it names the last one
+    watch: Watch | None = None  # the watch over its latest probe; None before
     _parked_s: float = 0.0
 
     @property

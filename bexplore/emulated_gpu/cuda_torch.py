@@ -18,23 +18,14 @@ _INSTALL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaTorch:
-    """A CUDA build of PyTorch.
-
-    Attributes:
-        folder: Its package.
-        version: Such as `2.13.0+cu130`.
-        git_version: Revision that it was built from.
-        cuda: Version of CUDA, (major, minor).
-        cudnn: Version of cuDNN that it wants, as `cudnnGetVersion` gives it, such as 92000.
-        nccl: Version of NCCL that it wants, as `ncclGetVersion` gives it, such as 22907.
-    """
+    """A CUDA build of PyTorch."""
 
     folder: Path
-    version: str
-    git_version: str
-    cuda: tuple[int, int]
-    cudnn: int
-    nccl: int
+    version: str  # such as `2.13.0+cu130`
+    git_version: str  # revision that it was built from
+    cuda: tuple[int, int]  # version of CUDA, (major, minor)
+    cudnn: int  # version of cuDNN that it wants, as `cudnnGetVersion` gives it, such as 92000
+    nccl: int  # version of NCCL that it wants, as `ncclGetVersion` gives it, such as 22907
 
 
 def read_torch(folder: Path | None = None) -> CudaTorch:

@@ -22,21 +22,15 @@ _SHARED_PREFIX = "bexplore-emulated-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What fails, for tests; each number counts within a process, from 1, and None means never.
+    """What fails, for tests; each number counts within a process, from 1, and None means never."""
 
-    Attributes:
-        out_of_memory_at_allocation: The allocation that finds no memory.
-        illegal_access_at_launch: The kernel after which each call returns "an illegal memory access was encountered".
-        uncorrectable_ecc_at_launch: The kernel after which each call returns "uncorrectable ECC error encountered".
-        device_lost_at_launch: The kernel after which the device is lost, for all processes.
-        nanoseconds_per_launch: Duration of each kernel on the clock of streams and events.
-    """
-
-    out_of_memory_at_allocation: int | None = None
+    out_of_memory_at_allocation: int | None = None  # the allocation that finds no memory
+    # The kernel after which each call returns "an illegal memory access was encountered"
     illegal_access_at_launch: int | None = None
+    # The kernel after which each call returns "uncorrectable ECC error encountered"
     uncorrectable_ecc_at_launch: int | None = None
-    device_lost_at_launch: int | None = None
-    nanoseconds_per_launch: int | None = None
+    device_lost_at_launch: int | None = None  # the kernel after which the device is lost, for all processes
+    nanoseconds_per_launch: int | None = None  # duration of each kernel on the clock of streams and events
 
 
 def emulated_environment(

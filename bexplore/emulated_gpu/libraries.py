@@ -74,16 +74,12 @@ _LIBRARIES = frozenset(library for _, library in _LIBRARY_OF_SYMBOL)
 
 @dataclass(slots=True)
 class _Wanted:
-    """What the libraries of a PyTorch want of NVIDIA's.
+    """What the libraries of a PyTorch want of NVIDIA's."""
 
-    Attributes:
-        sonames: Library without its suffix -> the name by which it is loaded.
-        symbols: Library -> symbols.
-        versions: Library -> version of its symbols; absent where they have none.
-    """
-
+    # Library without its suffix -> the name by which it is loaded
     sonames: dict[str, str] = field(default_factory=dict)
-    symbols: dict[str, set[str]] = field(default_factory=dict)
+    symbols: dict[str, set[str]] = field(default_factory=dict)  # library -> symbols
+    # Library -> version of its symbols; absent where they have none
     versions: dict[str, str] = field(default_factory=dict)
 
 

@@ -33,19 +33,13 @@ class _Slot(NamedTuple):
 
 @dataclass(slots=True)
 class BudgetChoice:
-    """Chooses what a graph keeps, in place of torch's `choose_saved_values_set`.
+    """Chooses what a graph keeps, in place of torch's `choose_saved_values_set`."""
 
-    Attributes:
-        repeats: Runs of blocks that are truncated.
-        kept_blocks: Blocks of each run that are there.
-        missing: How many blocks that are left out are like each; empty where the compiler treats all blocks alike.
-        is_steady: Whether the blocks that are there can stand for the others.
-    """
-
-    repeats: Sequence[Repeat]
-    kept_blocks: int
+    repeats: Sequence[Repeat]  # runs of blocks that are truncated
+    kept_blocks: int  # blocks of each run that are there
+    # How many blocks that are left out are like each; empty where the compiler treats all blocks alike
     missing: Missing = field(default_factory=dict)
-    is_steady: bool = True
+    is_steady: bool = True  # whether the blocks that are there can stand for the others
 
     def __call__(self, joint_graph: Graph, node_info: Any, memory_budget: float = 1.0) -> list[Node]:
         """Return the nodes that the forward pass keeps.

@@ -42,15 +42,11 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, metadata.Pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Sources of a trace.
+    """Sources of a trace."""
 
-    Attributes:
-        files: SHA-256 digest, by path, of each source file outside of the standard library and installed packages.
-        packages: Version, by name, of each installed package of which a module was imported.
-    """
-
+    # SHA-256 digest, by path, of each source file outside of the standard library and installed packages
     files: Mapping[str, str]
-    packages: Mapping[str, str]
+    packages: Mapping[str, str]  # version, by name, of each installed package of which a module was imported
 
     def are_unchanged(self) -> bool:
         """Return whether every file and every package is unchanged.

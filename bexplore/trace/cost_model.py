@@ -115,44 +115,29 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The origin of a buffer.
+    """The origin of a buffer."""
 
-    Attributes:
-        label: Source line and operator for people, such as `model.py:33 gelu`.
-        module: Qualified names of the modules in whose forward the buffer is made, the innermost last, such as
-            `decoder > decoder.blocks.1 > decoder.positions`; empty outside of any.
-        is_recomputed: Whether the backward pass computes again what the forward pass has computed.
-    """
-
-    label: str
+    label: str  # source line and operator for people, such as `model.py:33 gelu`
+    # Qualified names of the modules in whose forward the buffer is made, the innermost last, such as `decoder >
+    # decoder.blocks.1 > decoder.positions`; empty outside of any
     module: str = ""
-    is_recomputed: bool = False
+    is_recomputed: bool = False  # whether the backward pass computes again what the forward pass has computed
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An allocation or, with a negative size, the end of one.
+    """An allocation or, with a negative size, the end of one."""
 
-    Attributes:
-        size: Signed bytes.
-        place: Origin of the buffer, the same for an allocation and its end.
-    """
-
-    size: Polynomial
-    place: Place
+    size: Polynomial  # signed bytes
+    place: Place  # origin of the buffer, the same for an allocation and its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """Memory of one place of the source at a peak.
+    """Memory of one place of the source at a peak."""
 
-    Attributes:
-        label: The place, such as `model.py:33 gelu`, or the kind of state, such as `weights`.
-        size: Bytes.
-    """
-
-    label: str
-    size: Polynomial
+    label: str  # the place, such as `model.py:33 gelu`, or the kind of state, such as `weights`
+    size: Polynomial  # bytes
 
     def as_record(self) -> list[Any]:
         """Return label and coefficients in one list: a trace has thousands of buffers."""
@@ -166,15 +151,10 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """A moment of the step that is the highest for some micro-batch sizes.
+    """A moment of the step that is the highest for some micro-batch sizes."""
 
-    Attributes:
-        size: Bytes alive at that moment.
-        buffers: Largest buffers alive, largest first.
-    """
-
-    size: Polynomial
-    buffers: tuple[Buffer, ...]
+    size: Polynomial  # bytes alive at that moment
+    buffers: tuple[Buffer, ...]  # largest buffers alive, largest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,13 +261,9 @@ def traced_lengths(lengths: Lengths) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByLength:
-    """The traces of one job at several lengths of its samples.
+    """The traces of one job at several lengths of its samples."""
 
-    Attributes:
-        models: By length, tokens.
-    """
-
-    models: Mapping[int, CostModel]
+    models: Mapping[int, CostModel]  # by length, tokens
 
     def peak_memory_bytes(self, micro_batch_size: int, length: int) -> int:
         """Return the peak of a step whose batches have a size and a length."""

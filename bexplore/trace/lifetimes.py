@@ -309,46 +309,28 @@ Step = Allocate | Alias | Drop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One output of a graph: a strided view of the memory of a name.
+    """One output of a graph: a strided view of the memory of a name."""
 
-    Attributes:
-        name: Name of a buffer of the plan or of an input.
-        shape: Length of each dimension, elements.
-        symbolic: Dimensions whose length follows from the number of samples, for a graph behind a graph break.
-        stride: Stride of each dimension, elements.
-        offset: Offset in the memory, elements.
-        dtype: Element type.
-        device: Device of the memory.
-    """
-
-    name: str
-    shape: tuple[int, ...]
+    name: str  # name of a buffer of the plan or of an input
+    shape: tuple[int, ...]  # length of each dimension, elements
+    # Dimensions whose length follows from the number of samples, for a graph behind a graph break
     symbolic: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    stride: tuple[int, ...]  # stride of each dimension, elements
+    offset: int  # offset in the memory, elements
     dtype: torch.dtype
     device: torch.device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledGraph:
-    """One graph that the compiler has planned.
+    """One graph that the compiler has planned."""
 
-    Attributes:
-        input_names: Names of the inputs in order, numbers included.
-        steps: Allocations, aliases and drops of its memory plan in order.
-        outputs: Outputs in order; what is no tensor (a number, None, a mesh of ranks) as it is returned.
-        is_backward: Whether it is the backward half of a pair.
-        costs: Operations of its nodes, and the fewest bytes that its kernels read and write.
-        operators: Operators and output shapes, one line each; the fingerprint is made of them.
-    """
-
-    input_names: tuple[str, ...]
-    steps: tuple[Step, ...]
-    outputs: tuple[Any, ...]
-    is_backward: bool = False
-    costs: tuple[Cost, ...] = ()
-    operators: tuple[str, ...] = ()
+    input_names: tuple[str, ...]  # names of the inputs in order, numbers included
+    steps: tuple[Step, ...]  # allocations, aliases and drops of its memory plan in order
+    outputs: tuple[Any, ...]  # outputs in order; what is no tensor (a number, None, a mesh of ranks) as it is returned
+    is_backward: bool = False  # whether it is the backward half of a pair
+    costs: tuple[Cost, ...] = ()  # operations of its nodes, and the fewest bytes that its kernels read and write
+    operators: tuple[str, ...] = ()  # operators and output shapes, one line each; the fingerprint is made of them
 
 
 class _Memory:

@@ -52,20 +52,12 @@ _LARGE_FROM = (((2, 12), (9, 10, 12)), ((0, 0), (9,)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Cost of one node of a graph, or of one kernel.
+    """Cost of one node of a graph, or of one kernel."""
 
-    Attributes:
-        name: Name of the node; a node of the backward graph with the name of a forward one is its recomputation.
-        module: Modules, as in `Place`.
-        hardware_flops: Operations, recomputation included.
-        model_flops: Operations without those that fused attention recomputes.
-        bytes_moved: Bytes read and written.
-    """
-
-    name: str = ""
-    module: str
-    hardware_flops: Polynomial = NOTHING
-    model_flops: Polynomial = NOTHING
+    name: str = ""  # name of the node; a node of the backward graph with the name of a forward one is its recomputation
+    module: str  # modules, as in `Place`
+    hardware_flops: Polynomial = NOTHING  # operations, recomputation included
+    model_flops: Polynomial = NOTHING  # operations without those that fused attention recomputes
     bytes_moved: Polynomial = NOTHING
 
 

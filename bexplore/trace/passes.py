@@ -65,26 +65,16 @@ _WITHOUT_PLAN = ("eager", _PARTITIONED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedPass:
-    """The second of two accumulation passes.
+    """The second of two accumulation passes."""
 
-    Attributes:
-        events: Memory events of the forward and of the backward phase.
-        costs: Costs of every graph node, kernel or operator.
-        operators: Operators and their shapes, one line each.
-        trained: Identities of the parameters that got a gradient.
-        batch_size: Bytes of the batch.
-        accumulated: Bytes of the gradients of the first pass, as they lie between the passes.
-        num_graphs: Compiled graphs that ran; a forward and a backward graph unless there are graph breaks.
-        choice: What an activation memory budget keeps in a truncated model; None where there is nothing to choose.
-    """
-
-    events: dict[Phase, list[Event]]
-    costs: list[Cost]
-    operators: tuple[str, ...]
-    trained: frozenset[int]
-    batch_size: Polynomial
-    accumulated: Polynomial
-    num_graphs: int
+    events: dict[Phase, list[Event]]  # memory events of the forward and of the backward phase
+    costs: list[Cost]  # costs of every graph node, kernel or operator
+    operators: tuple[str, ...]  # operators and their shapes, one line each
+    trained: frozenset[int]  # identities of the parameters that got a gradient
+    batch_size: Polynomial  # bytes of the batch
+    accumulated: Polynomial  # bytes of the gradients of the first pass, as they lie between the passes
+    num_graphs: int  # compiled graphs that ran; a forward and a backward graph unless there are graph breaks
+    # What an activation memory budget keeps in a truncated model; None where there is nothing to choose
     choice: BudgetChoice | None = None
 
 

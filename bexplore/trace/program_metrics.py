@@ -15,71 +15,45 @@ Coefficients = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One kind of operator, kernel, graph break, ... of a program.
+    """One kind of operator, kernel, graph break, ... of a program."""
 
-    Attributes:
-        label: The kind, without what changes by itself (line numbers, addresses); the guard compares labels.
-        count: Items of this kind.
-        where: Source lines for people, never compared: `file.py:12` of the first item; of graph breaks and fixed sizes
-            `a.py:12, b.py:7` of all items; empty where unknown.
-    """
-
-    label: str
-    count: int = 1
+    label: str  # the kind, without what changes by itself (line numbers, addresses); the guard compares labels
+    count: int = 1  # items of this kind
+    # Source lines for people, never compared: `file.py:12` of the first item; of graph breaks and fixed sizes `a.py:12,
+    # b.py:7` of all items; empty where unknown
     where: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramMetrics:
-    """Metrics of one traced program; None is unknown and never 0.
+    """Metrics of one traced program; None is unknown and never 0."""
 
-    Attributes:
-        traced_device: Device type of the traced program, `cpu` or `cuda`.
-        num_parameters: Elements of all parameters, shared ones once.
-        flops: Operations of a pass, recomputation included.
-        num_graphs: Graphs that the compiler makes of a pass at one size.
-        num_graph_breaks: Places that break a graph.
-        graph_breaks: Graph breaks, by reason.
-        num_eager_operators: Calls of operators in a forward pass that lie in no graph; no metric of graphs has them.
-        eager_operators: Operators that lie in no graph, by name.
-        num_saved_activations: Tensors that grow with b and that the forward pass leaves to the backward pass.
-        saved_activation_bytes: Bytes of the saved activations.
-        saved_activations: Saved activations, by operator, type and shape.
-        largest_buffer_bytes: Bytes of the largest result of an operator.
-        largest_buffers: Largest results of operators, by operator, type and shape.
-        operators: All operators of the graphs, by name, type and shape of the result.
-        phases: Peak bytes by phase of the step; the peak is the maximum of the polynomials.
-        num_kernels: Loops and library calls of a pass after fusion.
-        kernels: Kernels, by the operators that are fused in each.
-        num_fixed_sizes: Lines that turn a size of the batch into a number, which fixes the program to that size.
-        fixed_sizes: Lines that fix a size, by their text.
-        num_recompiles: Compilations beyond the first that further sizes cause.
-        recompiles: Further compilations, by reason.
-        problems: Reasons why a metric is unknown, one line each.
-    """
-
-    traced_device: str
-    num_parameters: int | None = None
-    flops: Coefficients | None = None
-    num_graphs: int | None = None
-    num_graph_breaks: int | None = None
-    graph_breaks: tuple[Item, ...] = ()
+    traced_device: str  # device type of the traced program, `cpu` or `cuda`
+    num_parameters: int | None = None  # elements of all parameters, shared ones once
+    flops: Coefficients | None = None  # operations of a pass, recomputation included
+    num_graphs: int | None = None  # graphs that the compiler makes of a pass at one size
+    num_graph_breaks: int | None = None  # places that break a graph
+    graph_breaks: tuple[Item, ...] = ()  # graph breaks, by reason
+    # Calls of operators in a forward pass that lie in no graph; no metric of graphs has them
     num_eager_operators: int | None = None
-    eager_operators: tuple[Item, ...] = ()
+    eager_operators: tuple[Item, ...] = ()  # operators that lie in no graph, by name
+    # Tensors that grow with b and that the forward pass leaves to the backward pass
     num_saved_activations: int | None = None
-    saved_activation_bytes: Coefficients | None = None
-    saved_activations: tuple[Item, ...] = ()
-    largest_buffer_bytes: Coefficients | None = None
-    largest_buffers: tuple[Item, ...] = ()
-    operators: tuple[Item, ...] = ()
+    saved_activation_bytes: Coefficients | None = None  # bytes of the saved activations
+    saved_activations: tuple[Item, ...] = ()  # saved activations, by operator, type and shape
+    largest_buffer_bytes: Coefficients | None = None  # bytes of the largest result of an operator
+    largest_buffers: tuple[Item, ...] = ()  # largest results of operators, by operator, type and shape
+    operators: tuple[Item, ...] = ()  # all operators of the graphs, by name, type and shape of the result
+    # Peak bytes by phase of the step; the peak is the maximum of the polynomials
     phases: Mapping[str, tuple[Coefficients, ...]] = field(default_factory=dict)
-    num_kernels: int | None = None
-    kernels: tuple[Item, ...] = ()
+    num_kernels: int | None = None  # loops and library calls of a pass after fusion
+    kernels: tuple[Item, ...] = ()  # kernels, by the operators that are fused in each
+    # Lines that turn a size of the batch into a number, which fixes the program to that size
     num_fixed_sizes: int | None = None
-    fixed_sizes: tuple[Item, ...] = ()
-    num_recompiles: int | None = None
-    recompiles: tuple[Item, ...] = ()
-    problems: tuple[str, ...] = ()
+    fixed_sizes: tuple[Item, ...] = ()  # lines that fix a size, by their text
+    num_recompiles: int | None = None  # compilations beyond the first that further sizes cause
+    recompiles: tuple[Item, ...] = ()  # further compilations, by reason
+    problems: tuple[str, ...] = ()  # reasons why a metric is unknown, one line each
 
     def peak_memory_bytes(self, micro_batch_size: int) -> int | None:
         """Return the planned bytes at the highest moment of a step; None if unknown."""

@@ -24,19 +24,12 @@ _RATE_WORDS = ("drop",)  # rates that grow with the depth change values, not siz
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """A run of blocks of one container that differ in their weights alone.
+    """A run of blocks of one container that differ in their weights alone."""
 
-    Attributes:
-        name: Qualified name of the container.
-        container: A `ModuleList` or `Sequential`.
-        start: Position of the first block of the run.
-        copies: Blocks in the run.
-    """
-
-    name: str
+    name: str  # qualified name of the container
     container: nn.ModuleList | nn.Sequential
-    start: int
-    copies: int
+    start: int  # position of the first block of the run
+    copies: int  # blocks in the run
 
     def owns(self, module: str, block: int) -> bool:
         """Return whether modules, in the form of `Place`, include a block, counted from the first of the run."""

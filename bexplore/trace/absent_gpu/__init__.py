@@ -36,19 +36,12 @@ BUILD_LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProperties:
-    """Properties of a device that a compiler reads.
-
-    Attributes:
-        name: Name by the driver.
-        capability: Compute capability, major and minor.
-        num_multiprocessors: Streaming multiprocessors.
-        total_memory_bytes: Memory by the driver.
-    """
+    """Properties of a device that a compiler reads."""
 
     name: str
-    capability: tuple[int, int]
+    capability: tuple[int, int]  # compute capability, major and minor
     num_multiprocessors: int
-    total_memory_bytes: int
+    total_memory_bytes: int  # memory by the driver
 
     @classmethod
     def from_device_info(cls, info: Mapping[str, Any]) -> GpuProperties | None:
