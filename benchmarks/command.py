@@ -30,9 +30,8 @@ from typing import Any
 import psutil
 
 from benchmarks.command_jobs.table import FOLDER, JOBS, CommandJob
-from bexplore.command.probe_folder import TRACKERS_OFF
-from bexplore.command.processes import Start
 from bexplore.command.runner import CommandRunner, CommandSettings
+from bexplore.command.start import TRACKERS_OFF, Start
 from bexplore.command.timing import WARMUP_STEPS
 from bexplore.config.command import Command
 from bexplore.config.load import load_config

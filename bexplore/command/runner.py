@@ -19,9 +19,8 @@ from bexplore.command.judgement import (
     count_needed_steps,
     refuse,
 )
-from bexplore.command.probe_folder import ProbeFolder
-from bexplore.command.processes import DeviceUse, Start
 from bexplore.command.reports import ReportsReader, find_num_samples
+from bexplore.command.start import DeviceUse, ProbeFolder, Start
 from bexplore.command.timing import WARMUP_STEPS
 from bexplore.command.verdicts import check_capacity, describe_arrival, take_capacity
 from bexplore.command.watch import Ending, OpenStart, Watch

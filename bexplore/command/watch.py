@@ -11,9 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 from bexplore.command.failures import find_reported_failure
-from bexplore.command.probe_folder import ProbeFolder
-from bexplore.command.processes import DeviceUse, Start
 from bexplore.command.reports import Place, Rank, Reports
+from bexplore.command.start import DeviceUse, ProbeFolder, Start
 from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.engine.process.memory_watchdog import HOST_FLOOR_BYTES
 from bexplore.host.machine import available_memory_bytes

@@ -10,8 +10,8 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from bexplore.command.judgement import PROBING_ACCUMULATION
-from bexplore.command.processes import end_leftovers
 from bexplore.command.runner import CommandRunner, CommandSettings
+from bexplore.command.start import end_leftovers
 from bexplore.command.timing import MIN_TIMED_STEPS, WARMUP_STEPS
 from bexplore.config.command import Command
 from bexplore.config.config import Config

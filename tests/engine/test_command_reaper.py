@@ -16,8 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bexplore.command.probe_folder import OBSERVER
-from bexplore.command.processes import Start, end_leftovers
+from bexplore.command.start import OBSERVER, Start, end_leftovers
 from bexplore.host import process_tree
 from bexplore.host.process_tree import PROBE_MARK, WORKER_MARK
 from tests.builders import wait_for
@@ -53,7 +52,7 @@ WAYS_OUT = {
 EXPLORER = """\
 import sys, time
 from pathlib import Path
-from bexplore.command.processes import Start
+from bexplore.command.start import Start
 start = Start(["bash", "-c", sys.argv[2]], env={}, folder=Path(sys.argv[1]))
 (Path(sys.argv[1]) / "started").touch()
 time.sleep(600)

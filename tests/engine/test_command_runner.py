@@ -21,8 +21,8 @@ import pytest
 from bexplore.api import explore
 from bexplore.command import judgement, watch
 from bexplore.command.judgement import MAX_TIMED_STEPS
-from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.runner import CommandRunner, CommandSettings
+from bexplore.command.start import ProbeFolder
 from bexplore.command.timing import MIN_TIMED_STEPS, WARMUP_STEPS
 from bexplore.command.watch import PARK_S
 from bexplore.config.command import Command

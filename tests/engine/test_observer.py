@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.command.probe_folder import ProbeFolder
+from bexplore.command.start import ProbeFolder
 from bexplore.config.command import Command
 
 TRAINING = """

@@ -33,7 +33,7 @@ ORDER = {
     "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner all_ranks variants_runner",
-    "command": "observer reports timing verdicts failures processes attach probe_folder watch judgement runner",
+    "command": "observer reports timing verdicts failures start attach watch judgement runner",
     "replay": "table replay",
     "testing": "failures simulator variants",
     "run": "selection facts parts result journal run_directory fingerprint events event_records",
