@@ -49,7 +49,7 @@ def test_sorting_and_embeddings_run_on_each_generation(emulate, name):
     assert capability == str(DEVICES[name].capability)
 
 
-def test_an_allocation_beyond_the_capacity_is_refused_in_the_words_of_pytorch(emulate):
+def test_an_allocation_beyond_the_capacity_is_refused_as_by_pytorch(emulate):
     (text,) = emulate(
         """
         import torch

@@ -51,7 +51,7 @@ def test_what_was_found_wrong_on_cuda_is_right(emulate, found, number):
     assert found.get(number) is True, f"{findings.CHECKS[number].__name__}: {found.get(number, 'no answer')}"
 
 
-def test_a_kernel_that_breaks_the_device_is_the_compilers_where_the_same_step_runs_without_it(emulate, tmp_path):
+def test_a_kernel_that_breaks_the_device_alone_is_the_compilers(emulate, tmp_path):
     """Finding 12: the check without the compiler runs in a new process, which the broken device does not reach."""
     (line,) = emulate(
         f"""

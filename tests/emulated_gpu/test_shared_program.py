@@ -40,7 +40,7 @@ def num_recompiles(emulate, sizes: tuple[int, ...], largest: int | None) -> list
     return [int(line.split()[0]) for line in emulate(PROGRAM.format(sizes=sizes, largest=largest))]
 
 
-def test_one_program_serves_all_sizes_but_one_sample_across_the_end_of_32_bits(emulate):
+def test_one_program_serves_all_sizes_across_the_end_of_32_bits(emulate):
     assert num_recompiles(emulate, (8, 1, 2, 700, 1100), largest=1200) == [0, 1, 0, 0, 0]
 
 

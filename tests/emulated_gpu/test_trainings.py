@@ -121,7 +121,7 @@ def test_convolutions_normalization_and_attention_run_on_cudnn(emulate):
     ) == ["True True"]
 
 
-def test_recurrent_layers_transforms_factorizations_and_sparse_products_run(emulate):
+def test_recurrent_layers_transforms_and_sparse_products_run(emulate):
     assert emulate(
         """
         import torch
@@ -143,7 +143,7 @@ def test_recurrent_layers_transforms_factorizations_and_sparse_products_run(emul
     ) == ["(4, 10, 128) True"]
 
 
-def test_a_gradient_scaler_takes_its_steps_and_optimizers_have_their_states(emulate):
+def test_a_gradient_scaler_steps_and_optimizers_have_their_states(emulate):
     assert emulate(
         STEP
         + """

@@ -469,7 +469,7 @@ def test_a_start_at_a_size_that_nobody_asked_for_and_the_data_cannot_fill_is_one
     assert starts(tmp_path / "run") == ["000_size_4", "000_size_4_2"]
 
 
-def test_a_start_at_a_size_that_nobody_asked_for_is_given_up_where_no_pass_comes(run_of, tmp_path, monkeypatch):
+def test_a_start_at_an_unasked_size_is_given_up_where_no_pass_comes(run_of, tmp_path, monkeypatch):
     monkeypatch.setattr(judgement, "FIRST_PASS_S", 12.0)
     script = tmp_path / "run" / "spins.py"
     script.parent.mkdir()

@@ -39,7 +39,7 @@ def test_a_transformer_is_planned_for_a_gpu_as_recorded(name):
     assert found["record"] == json.loads(path.read_text())
 
 
-def test_a_named_device_is_traced_by_its_own_program_whatever_the_file_says(tmp_path):
+def test_a_named_device_is_traced_by_its_own_program(tmp_path):
     config = load_config(HERE.parents[1] / "configs" / "quickstart.yaml")
     arguments = {"micro_batch_sizes": (8,), "model_dir": str(tmp_path)}
     (record,) = trace_job(config, device_name="h100", **arguments)
@@ -132,7 +132,7 @@ for shape, expected in (
 
 
 @pytest.mark.parametrize("program", [CONVOLUTIONS, ACTIVATIONS, MASKS], ids=["layouts", "kernels", "masks"])
-def test_operators_do_on_an_absent_gpu_what_the_kernels_of_the_cuda_build_do(program):
+def test_operators_do_on_an_absent_gpu_what_cuda_kernels_do(program):
     command = [sys.executable, "-c", ABSENT + program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -62,7 +62,7 @@ def test_shards_of_twice_the_ranks_free_half_of_what_the_shards_held(traced):
     assert peak(two) - peak(four) == pytest.approx(freed, rel=0.3)  # of the gradients one copy is whole meanwhile
 
 
-def test_copies_of_shards_hold_what_the_shards_of_one_copy_hold_but_for_their_reduction(traced):
+def test_copies_of_shards_hold_what_the_shards_of_one_copy_hold(traced):
     shards, copies = traced("{}", 2), traced("{data_parallel_replicate_degree: 2, data_parallel_shard_degree: 2}", 4)
     assert 0 <= peak(copies) - peak(shards) < WEIGHT_BYTES * shards["num_parameters"]
     assert copies["parallelism"]["data_parallel_shard_degree"] == 2
@@ -71,7 +71,7 @@ def test_copies_of_shards_hold_what_the_shards_of_one_copy_hold_but_for_their_re
 COPIES = "{data_parallel_replicate_degree: 2, data_parallel_shard_degree: 1}"
 
 
-def test_a_copy_of_distributed_data_parallel_holds_one_more_copy_of_the_gradients(traced):
+def test_a_copy_of_ddp_holds_one_more_copy_of_the_gradients(traced):
     small = {"vocab_size": 256, "hidden_size": 64}  # all parameters in the first bucket, of 1 MiB: one program
     one, four = traced("{}", 1, **small), traced(COPIES, 4, **small)
 

@@ -47,7 +47,7 @@ def test_a_budget_trades_memory_for_operations():
     assert lean.model_flops(SIZE) == pytest.approx(usual.model_flops(SIZE))
 
 
-def test_small_sizes_have_a_trace_of_their_own_where_the_compiler_decides_by_the_size():
+def test_small_sizes_have_a_trace_of_their_own_under_a_budget():
     usual, lean = traced(1.0), traced(0.5)
 
     assert usual.small is None

@@ -62,7 +62,7 @@ def entries() -> list[Path]:
     return sorted(cache_folder("traces").iterdir())
 
 
-def test_a_program_is_traced_again_only_when_a_module_that_it_imports_has_changed(tmp_path):
+def test_a_program_is_traced_again_once_an_imported_module_has_changed(tmp_path):
     first = looked_at(write_program(tmp_path, width=16), tmp_path)
     again = looked_at(write_program(tmp_path, width=16), tmp_path)
     wider = looked_at(write_program(tmp_path, width=32), tmp_path)

@@ -21,7 +21,7 @@ GROUPED_HEADS = {
 }
 
 
-def test_keys_and_values_of_grouped_heads_are_not_repeated_where_no_mask_is_made():
+def test_grouped_heads_are_not_repeated_where_no_mask_is_made():
     job = Job(
         workload="transformers",
         model={"task": "causal_lm", "model_type": "llama", "config": GROUPED_HEADS},

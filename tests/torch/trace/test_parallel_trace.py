@@ -138,7 +138,7 @@ def test_the_trace_of_a_rank_is_what_the_allocator_measures_on_one(model, way):
         assert traced.peak_memory_bytes(micro_batch_size) == pytest.approx(measured, rel=within)
 
 
-def test_the_trace_of_a_compiled_rank_is_what_the_allocator_measures_on_one(monkeypatch):
+def test_the_trace_of_a_compiled_rank_is_what_the_allocator_measures(monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")  # what kernels allocate does not depend on optimizing them
     job = rank("decoder", "FSDP", compile=CompileSettings())
     traced = trace_job(job)
@@ -177,7 +177,7 @@ def test_the_evaluation_of_a_rank_is_traced_without_gradients_and_buckets():
         leave_group()
 
 
-def test_every_parameter_is_counted_whole_and_every_rank_has_a_share_of_the_states():
+def test_parameters_are_counted_whole_and_states_are_a_ranks_share():
     whole = trace_job(rank("decoder", "DDP"))
     leave_group()
     shared = trace_job(rank("decoder", "FSDP of many"))
@@ -246,7 +246,7 @@ def test_a_model_of_blocks_alone_and_of_odd_sizes_is_traced(num_ranks):
         assert traced.peak_memory_bytes(micro_batch_size) == pytest.approx(measured, abs=64)
 
 
-def test_gradients_in_buckets_are_beside_those_that_a_pass_without_reduction_has_left():
+def test_gradients_in_buckets_are_beside_those_of_earlier_passes():
     views = Parallelism(data_parallel_replicate_degree=4, gradient_as_bucket_view=True)
     sizes = {"gradient_bytes": 8, "bucket_bytes": 8, "accumulated": Polynomial(8)}
     resident, before_pass, _ = gradient_memory(dataclasses.replace(views, gradient_sync="every"), **sizes)
@@ -266,7 +266,7 @@ def test_a_deep_model_that_ranks_shard_is_traced_at_full_depth():
 
 
 @pytest.mark.parametrize(("way", "optimizer"), [("FSDP", "AdamW"), ("TP and FSDP", "SGD")])
-def test_the_update_of_a_ranks_own_parts_is_that_of_the_tensors_that_ranks_share(way, optimizer, monkeypatch):
+def test_the_update_of_own_parts_is_that_of_shared_tensors(way, optimizer, monkeypatch):
     arguments = {"lr": 0.1, "momentum": 0.9} if optimizer == "SGD" else {}
     job = rank("decoder", way, optimizer=optimizer, optimizer_arguments=arguments)
     of_parts = trace_job(job)

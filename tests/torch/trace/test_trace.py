@@ -98,13 +98,13 @@ def test_what_reads_a_number_or_copies_its_layers_is_traced_too(model):
 
 
 @pytest.mark.parametrize("model", ["converted", "ReadingWhileBuilt"])
-def test_a_model_whose_own_code_converts_it_or_reads_values_while_it_is_built_is_traced(model):
+def test_a_model_whose_code_reads_values_while_it_is_built_is_traced(model):
     job = dataclasses.replace(own_job(model, compiled=False), max_gradient_norm=1.0)
     assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.01)
     assert trace_job(job).num_parameters == sum(one.numel() for one in build(job).loss_module.parameters())
 
 
-def test_a_model_whose_code_reads_values_while_it_is_built_is_built_for_another_device_than_the_cpu():
+def test_a_model_that_reads_values_is_built_for_another_device():
     job = dataclasses.replace(own_job("ReadingWhileBuilt", compiled=False), device="meta")  # a device without values
     workload, fake_mode = build_fake(job)
     with fake_mode:
@@ -113,7 +113,7 @@ def test_a_model_whose_code_reads_values_while_it_is_built_is_built_for_another_
     assert all(isinstance(tensor, FakeTensor) for tensor in tensors)
 
 
-def test_a_conversion_by_the_users_own_code_takes_no_memory_and_keeps_weights_tied():
+def test_a_conversion_by_the_users_code_keeps_weights_tied():
     with FakeTensorMode():
         model = build(own_job("converted")).loss_module.model
     assert model.left.weight is model.right.weight
@@ -123,7 +123,7 @@ def test_a_conversion_by_the_users_own_code_takes_no_memory_and_keeps_weights_ti
 
 @pytest.mark.parametrize(("model", "micro_batch_size"), [("Convolutional", 4), ("Strided", 32)])
 @pytest.mark.parametrize("mode", list(Mode))
-def test_the_peak_of_convolutions_counts_the_room_for_reordered_weights_and_images(model, micro_batch_size, mode):
+def test_the_peak_of_convolutions_has_room_for_reordered_operands(model, micro_batch_size, mode):
     job = dataclasses.replace(own_job(model, batch="images", compiled=False), mode=mode)
     predicted = trace_job(job).peak_memory_bytes(micro_batch_size)
     assert predicted == pytest.approx(measured_peak(job, micro_batch_size), rel=0.03)

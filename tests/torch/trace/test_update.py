@@ -46,7 +46,7 @@ def test_the_first_update_of_a_float16_job_is_not_skipped():
     assert len(workload.optimizers[0].state) == len(list(workload.loss_module.parameters()))
 
 
-def test_fake_parameters_on_an_accelerator_are_updated_all_at_once_as_real_ones_are():
+def test_fake_parameters_on_an_accelerator_are_updated_all_at_once():
     with FakeTensorMode():
         parameters = [nn.Parameter(torch.empty(4, device="cuda")) for _ in range(2)]
         on_cpu = [nn.Parameter(torch.empty(4))]
@@ -82,6 +82,6 @@ def peak_of_update(device: str) -> int:
     return int(peak)
 
 
-def test_the_temporaries_of_an_update_on_an_accelerator_are_those_of_all_parameters():
+def test_temporaries_of_an_update_on_a_device_are_of_all_parameters():
     assert peak_of_update("cpu") <= 3 * 4000
     assert peak_of_update("cuda") >= 8 * 4000

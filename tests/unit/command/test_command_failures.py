@@ -34,7 +34,7 @@ def ended(log: str, return_code: int = 1, **fields) -> tuple[Outcome, str]:
 LOST = error("RuntimeError", "Connection closed by peer [127.0.0.1]:36769")
 
 
-def test_a_refusal_of_memory_is_the_cause_even_where_another_rank_reported_first():
+def test_a_refusal_of_memory_is_the_cause_where_others_report_first():
     failure = find_reported_failure(
         [error("ValueError", "no batch"), error("OutOfMemoryError", "CUDA out of memory", rank="1")]
     )
@@ -43,7 +43,7 @@ def test_a_refusal_of_memory_is_the_cause_even_where_another_rank_reported_first
     assert "on rank 1" in failure.reason
 
 
-def test_a_bug_is_the_cause_and_not_the_connection_that_another_rank_lost_before_it_was_reported():
+def test_a_bug_is_the_cause_and_not_a_lost_connection():
     failure = find_reported_failure([LOST, error("ValueError", "the labels differ", rank="1")])
 
     assert failure.outcome is Outcome.CRASHED
@@ -61,7 +61,7 @@ def test_an_error_of_the_compiler_is_a_failed_compilation():
 
 
 @pytest.mark.parametrize("reported", [LOST, error("ChildFailedError", "train.py FAILED", rank=None)])
-def test_a_rank_that_the_launcher_names_is_the_cause_where_others_report_consequences_alone(reported):
+def test_a_rank_that_the_launcher_names_is_the_cause(reported):
     failure = find_lost_rank(ROOT_CAUSE, Reports(errors=(reported,)))
 
     assert failure.reason == "rank 1 was killed by SIGKILL; the other ranks lost their connection to it"
@@ -87,7 +87,7 @@ def test_an_error_of_the_training_itself_leaves_no_rank_lost():
         ("", {"lost_pid": 7}, Outcome.CRASHED),
     ],
 )
-def test_without_reports_the_kernel_and_the_last_lines_of_tracebacks_decide(log, fields, outcome):
+def test_without_reports_the_kernel_and_the_log_decide(log, fields, outcome):
     assert ended(log, **fields)[0] is outcome
 
 

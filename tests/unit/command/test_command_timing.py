@@ -21,13 +21,13 @@ def evaluating(seconds: float, evaluation_s: dict[int, float], *, tells: bool = 
     return dataclasses.replace(rank(), steps=tuple(steps))
 
 
-def test_a_step_with_an_evaluation_counts_as_the_usual_one_where_there_are_enough():
+def test_a_step_with_an_evaluation_counts_as_the_usual_one():
     timing = time_rank(evaluating(0.1, {5: 65.0}), num_warmup=1, micro_batch_size=4)
 
     assert timing.step_times_s == pytest.approx([0.1] * 7)
 
 
-def test_where_most_steps_have_an_evaluation_its_seconds_are_taken_from_each():
+def test_where_most_steps_evaluate_the_seconds_are_taken_from_each():
     timing = time_rank(evaluating(0.1, dict.fromkeys(range(8), 10.0)), num_warmup=1, micro_batch_size=4)
 
     assert timing.step_times_s == pytest.approx([0.2] * 7)
@@ -40,14 +40,14 @@ def test_a_rank_that_waits_for_another_ones_evaluation_has_it_too():
         assert time_rank(one, num_warmup=1, micro_batch_size=4).step_times_s == pytest.approx([0.1] * 7)
 
 
-def test_without_calls_of_a_model_the_passes_take_batches_in_the_order_in_which_they_were_read():
+def test_passes_take_batches_in_the_order_in_which_they_were_read():
     ahead = dataclasses.replace(rank(), before={"num_fetches": 113, "num_passes": 100})
 
     assert find_own_step(ahead, 7) == 13
     assert find_own_step(rank(), 7) == 0
 
 
-def test_the_calls_of_a_model_show_the_first_step_of_the_size_before_any_count_does():
+def test_the_calls_of_a_model_show_the_first_step_of_the_size():
     ahead = dataclasses.replace(
         rank(), before={"num_fetches": 113, "num_passes": 100}, own_from_step=5, awaits_own_batches=True
     )
@@ -55,7 +55,7 @@ def test_the_calls_of_a_model_show_the_first_step_of_the_size_before_any_count_d
     assert find_own_step(ahead, 7) == 5
 
 
-def test_a_model_that_has_no_batch_of_the_size_when_it_should_have_shows_none():
+def test_a_model_that_should_have_had_a_batch_of_the_size_shows_none():
     assert find_own_step(dataclasses.replace(rank(), awaits_own_batches=True), 7) is None
 
 

@@ -50,7 +50,7 @@ def rank(number: int = 0, *, rows: int = 4, seconds: float = 1.0, digests: tuple
     )
 
 
-def test_a_size_that_was_tried_and_left_names_what_shrinks_sizes_and_is_of_this_size_alone():
+def test_a_size_that_was_tried_and_left_was_shrunk_by_the_program():
     check = SizeCheck()
     assert check.check([rank(rows=4)], 4, 1).result is CheckResult.VERIFIED
 
@@ -62,7 +62,7 @@ def test_a_size_that_was_tried_and_left_names_what_shrinks_sizes_and_is_of_this_
     assert "auto_find_batch_size" in finding.hint
 
 
-def test_a_size_that_never_changes_is_a_command_that_ignores_the_placeholder():
+def test_a_size_that_never_changes_shows_an_ignored_placeholder():
     check = SizeCheck()
     check.check([rank(rows=4)], 4, 1)
 
@@ -72,7 +72,7 @@ def test_a_size_that_never_changes_is_a_command_that_ignores_the_placeholder():
     assert "{micro_batch_size}" in finding.hint
 
 
-def test_more_samples_than_the_data_has_are_of_this_size_alone_and_tell_how_many_there_are():
+def test_a_size_above_the_data_tells_how_many_samples_there_are():
     check = SizeCheck()
     for size in (1, 475):
         assert check.check([rank(rows=size)], size, 1).result is CheckResult.VERIFIED
@@ -90,7 +90,7 @@ def test_half_of_a_size_that_was_never_tried_is_all_that_the_data_has():
     assert check.check([rank(rows=32)], 64, 1).num_samples == 32
 
 
-def test_elements_in_proportion_verify_no_size_where_the_leading_dimension_shows_it():
+def test_elements_verify_no_size_where_the_leading_dimension_shows_it():
     check = SizeCheck()
     for size in (1, 475):
         check.check([rank(rows=size)], size, 1)
@@ -126,14 +126,14 @@ def test_a_size_that_each_rank_has_its_share_of_is_a_global_batch_size():
     assert "{global_batch_size}" in finding.hint
 
 
-def test_packed_batches_whose_first_size_is_the_number_of_ranks_are_not_divided():
+def test_packed_batches_at_a_first_size_of_the_ranks_are_not_divided():
     check = SizeCheck()
     check.check([packed(502), packed(502)], 2, 1)
 
     assert check.check([packed(1993), packed(1993)], 8, 1).result is CheckResult.VERIFIED
 
 
-def test_a_first_size_that_shrank_is_found_out_by_the_next_one_that_did_not():
+def test_a_first_size_that_shrank_is_found_out_by_the_next_one():
     check = SizeCheck()
     first = check.check([rank(rows=5)], 8, 1)
     assert first.result is CheckResult.UNCONFIRMED and not first.is_refused
@@ -164,7 +164,7 @@ def dropping(rows: int, fetches_per_pass: int) -> Rank:
     return dataclasses.replace(whole, steps=steps)
 
 
-def test_a_program_that_drops_batches_at_a_larger_size_is_contradicted_at_that_size_alone():
+def test_dropped_batches_contradict_a_larger_size_alone():
     check = SizeCheck()
     check.check([dropping(4, 1)], 4, 1)
 
@@ -193,7 +193,7 @@ def test_a_rank_that_loads_the_batches_of_all_ranks_trained_with_its_share(fetch
     assert rest == others
 
 
-def test_a_program_that_takes_two_batches_for_each_pass_at_every_size_is_verified():
+def test_two_batches_for_each_pass_at_every_size_are_verified():
     check = SizeCheck()
     check.check([dropping(4, 2)], 4, 1)
 
@@ -224,7 +224,7 @@ def test_an_accumulation_that_did_not_happen_is_contradicted():
     assert check_accumulation(timing, 4).result is CheckResult.CONTRADICTED
 
 
-def test_a_step_is_the_time_between_updates_and_a_pass_is_its_share_without_the_update():
+def test_a_pass_is_its_share_of_a_step_without_the_update():
     timing = time_rank(rank(seconds=1.0, passes=2, update_s=0.2), num_warmup=3, micro_batch_size=4)
 
     assert timing.step_time_s == pytest.approx(1.0)
@@ -245,7 +245,7 @@ def with_last_batches(samples: list[int], *, is_of_loader: bool) -> Rank:
 
 @pytest.mark.parametrize("is_of_loader", [True, False])
 @pytest.mark.parametrize("samples", [[90, 10], [40, 40, 20], [100], [*[40] * 9, 20], [*[10] * 16, 5]])
-def test_a_pass_is_one_of_a_full_batch_where_the_last_batch_of_each_epoch_is_smaller(samples, is_of_loader):
+def test_a_pass_is_of_a_full_batch_where_epochs_end_with_a_smaller_one(samples, is_of_loader):
     timing = time_rank(with_last_batches(samples, is_of_loader=is_of_loader), num_warmup=3, micro_batch_size=samples[0])
 
     of_an_epoch_s = sum(1.0 + 0.01 * num_samples for num_samples in samples)
@@ -255,7 +255,7 @@ def test_a_pass_is_one_of_a_full_batch_where_the_last_batch_of_each_epoch_is_sma
     assert timing.num_steps == 20
 
 
-def test_without_a_loader_batches_of_ever_other_sizes_count_by_all_of_their_samples():
+def test_without_a_loader_batches_count_by_all_of_their_samples():
     samples = [60 + (7 * number) % 23 for number in range(23)]
 
     timing = time_rank(with_last_batches(samples, is_of_loader=False), num_warmup=3, micro_batch_size=100)
@@ -269,7 +269,7 @@ def test_without_a_loader_batches_of_ever_other_sizes_count_by_all_of_their_samp
     ("size", "seconds"),
     [(1, 0.09), (8, 0.1), (16, 0.1), (40, 0.2), (64, 0.3), (128, 0.6), (2, 0.09 + 0.01 / 7)],
 )
-def test_a_step_is_expected_on_the_line_between_known_ones_and_beyond_them_in_proportion(size, seconds):
+def test_a_step_is_expected_on_the_line_between_known_ones(size, seconds):
     assert expect_step_s({64: 0.3, 1: 0.09, 16: 0.1, 8: 0.1}, size) == pytest.approx(seconds)
 
 
@@ -283,7 +283,7 @@ def test_the_seconds_of_an_evaluation_are_of_no_step():
     assert timing.step_times_s == pytest.approx([1.0] * 5)
 
 
-def test_the_slowest_rank_is_the_timing_and_a_rank_without_timed_steps_leaves_none():
+def test_the_slowest_rank_is_the_timing():
     assert find_slowest(
         [rank(seconds=1.0), rank(seconds=2.0)], num_warmup=3, micro_batch_size=4
     ).step_time_s == pytest.approx(2.0)
@@ -297,9 +297,7 @@ def test_many_short_timings_become_means_of_equal_groups():
 @pytest.mark.parametrize(
     ("longest", "num_samples", "is_divided"), [(32, None, True), (32, 100, True), (32, 32, False), (64, None, False)]
 )
-def test_batches_that_are_each_ranks_share_of_the_larger_size_are_those_of_a_global_batch(
-    longest, num_samples, is_divided
-):
+def test_each_ranks_share_of_the_larger_size_is_that_of_a_global_batch(longest, num_samples, is_divided):
     record = {"num_cut_lists": 8, "longest_cut_list": longest}
     ranks = [dataclasses.replace(rank(number), record=record, num_samples=num_samples) for number in range(2)]
 
@@ -318,7 +316,7 @@ def test_batches_that_are_each_ranks_share_of_the_larger_size_are_those_of_a_glo
         pytest.param(16, 9, False, id="whole batches of the command arrived"),
     ],
 )
-def test_a_size_counts_as_cut_where_all_batches_of_every_rank_come_from_cut_lists(rows, num_cut, verdict):
+def test_a_size_is_cut_where_all_batches_come_from_cut_lists(rows, num_cut, verdict):
     one = dataclasses.replace(rank(rows=rows), record={"num_cut_lists": num_cut})
     stage = dataclasses.replace(rank(), rows={}, record={"num_cut_lists": 0})
     of_pipeline = dataclasses.replace(stage, steps=tuple(dataclasses.replace(s, num_fetches=0) for s in stage.steps))
@@ -377,7 +375,7 @@ def test_a_largest_size_is_of_the_data_only_where_the_data_has_no_more(num_sampl
     assert finding.is_of_this_size and finding.num_samples == 32
 
 
-def test_batches_that_were_cut_show_no_size_by_which_another_counts_as_followed():
+def test_batches_that_were_cut_do_not_show_that_sizes_are_followed():
     check = SizeCheck()
     assert not take_capacity(check, [listed(1, longest=16)], 64)
     for size in (1, 2, 4):

@@ -119,7 +119,7 @@ def error(text: str, kind: str = "ValueError") -> dict:
     return {"rank": None, "where": "uncaught", "chain": [link], "traceback": text, "at_s": 1.0, "num_batches": 0}
 
 
-def test_an_import_that_fails_is_refused_at_once_and_a_check_of_a_size_is_not(judge):
+def test_an_import_that_fails_is_refused_at_once(judge):
     broken = watched(ending=Ending.ERROR, errors=(error("no module named x", "ImportError"),))
     assert isinstance(judge(broken), Refusal)
 
@@ -135,7 +135,7 @@ def test_one_failure_before_the_first_batch_at_sizes_far_apart_is_refused(judge)
     assert isinstance(judge(fails(), 8), Refusal)
 
 
-def test_memory_that_the_allocator_refused_in_the_observed_steps_is_out_of_memory(judge):
+def test_memory_that_was_refused_in_observed_steps_is_out_of_memory(judge):
     refused = dataclasses.replace(observed(), memory={"num_ooms": 3, "num_ooms_before": 1})
 
     observation = judge(watched(refused))
@@ -143,7 +143,7 @@ def test_memory_that_the_allocator_refused_in_the_observed_steps_is_out_of_memor
     assert observation.outcome is Outcome.OUT_OF_MEMORY and "2 times" in observation.reason
 
 
-def test_a_size_for_several_is_below_what_ran_out_of_memory_and_what_the_data_fills(learned):
+def test_a_size_for_several_is_below_those_that_memory_and_data_fill(learned):
     candidates = (1, 2, 4, 8, 16, 32, 64, 128)
     assert learned.choose_capacity(2, candidates) == 64
     learned.limit_samples(40)

@@ -13,14 +13,14 @@ from bexplore.measurement.probe import Compilation
 from bexplore.run.fingerprint import search_settings
 
 
-def test_an_option_of_a_training_command_is_refused_where_there_is_no_command():
+def test_an_option_of_a_training_command_is_refused_without_one():
     refuse_without_command({"env": (), "replicas": None, "writes_are_fine": False})
 
     with pytest.raises(UserInputError, match="--global-batch-size goes with a training command"):
         refuse_without_command({"env": (), "global_batch_size": 8})
 
 
-def test_a_variable_without_a_value_has_that_of_the_environment_or_is_refused(monkeypatch):
+def test_a_variable_without_a_value_has_that_of_the_environment(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     assert 'explore.env={"HF_TOKEN": "hunter2"}' in list(overrides_of_command(command=("train",), env=("HF_TOKEN",)))
 

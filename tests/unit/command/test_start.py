@@ -118,7 +118,7 @@ def test_memory_that_is_never_free_is_a_warning_about_the_next_size(driver, monk
     ]
 
 
-def test_others_on_the_devices_of_the_start_are_a_warning_and_those_on_other_devices_are_none(driver):
+def test_others_on_the_devices_of_the_start_alone_are_a_warning(driver):
     driver(MEMORY, "GPU-1, 500\nGPU-2, 500")
     driver(PROCESSES, "GPU-1, 10\nGPU-1, 77\nGPU-2, 88")
     use = DeviceUse()

@@ -151,7 +151,7 @@ def test_what_comes_before_the_first_step_may_take_as_long_as_it_likes(clock):
     assert watched(Training(clock, compiling))[0] is Ending.OBSERVED
 
 
-def test_batches_that_are_read_for_long_without_a_pass_are_those_of_a_training_elsewhere(clock):
+def test_batches_read_for_long_without_a_pass_train_elsewhere(clock):
     elsewhere = Training(clock, lambda seconds: (0, 0, int(seconds), 0))
 
     assert watched(elsewhere) == (Ending.NO_STEP, pytest.approx(UNUSED_S, abs=5.0))
@@ -165,7 +165,7 @@ def test_a_process_that_reads_for_others_that_train_is_none(clock):
 
 
 @pytest.mark.parametrize(("num_passes", "ending"), [(0, Ending.NO_PASS), (1, Ending.TIMED_OUT)])
-def test_a_start_at_a_size_that_nobody_asked_for_is_given_up_where_no_pass_comes(clock, num_passes, ending):
+def test_a_start_at_an_unasked_size_is_given_up_where_no_pass_comes(clock, num_passes, ending):
     training = Training(clock, lambda seconds: (0, num_passes, 1, 0))
 
     assert watched(training, pass_limit_s=30.0, time_limit_s=300.0)[0] is ending
@@ -179,7 +179,7 @@ def test_ranks_that_stopped_before_batches_of_their_size_came_go_on(clock):
     assert (ending, training.last_step) == (Ending.OBSERVED, 20)
 
 
-def test_a_further_size_whose_steps_hold_long_evaluations_ends_before_all_of_its_steps(clock):
+def test_a_further_size_with_long_evaluations_ends_before_all_its_steps(clock):
     training = Training(clock, lambda seconds: (int(seconds), int(seconds), 0, int(seconds)), max_steps=500)
 
     ending, seconds = watched(training, num_steps=500, is_shared=True)

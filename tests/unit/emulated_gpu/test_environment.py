@@ -49,7 +49,7 @@ def test_the_number_of_devices_has_limits(num_devices):
         emulated_environment(DEVICES["h100"], num_devices=num_devices)
 
 
-def test_all_libraries_are_loaded_before_the_program_and_what_was_so_before_stays(libraries, monkeypatch):
+def test_all_libraries_are_loaded_before_the_program(libraries, monkeypatch):
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so")
     found = emulated_environment(DEVICES["h100"], num_devices=2)
 

@@ -66,7 +66,7 @@ def test_a_trace_whose_sources_are_not_what_they_were_is_not_remembered(sources)
     assert recall(Job(workload="decoder"), gpu=None) is None
 
 
-def test_a_trace_is_remembered_for_its_own_job_devices_and_compiler_settings_alone(monkeypatch):
+def test_a_trace_is_remembered_for_its_own_job_and_settings_alone(monkeypatch):
     job = Job(workload="decoder")
     remember(job, cost_model(), UNCHANGED, gpu=None)
     assert recall(job, gpu=None) is not None

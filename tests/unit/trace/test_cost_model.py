@@ -86,7 +86,7 @@ def test_the_peaks_are_the_maximum_over_all_moments(deltas, micro_batch_size):
     assert max(peak.size(micro_batch_size) for peak in find_peaks(resident, events)) == highest
 
 
-def test_a_size_is_taken_for_a_multiple_of_the_samples_where_it_is_one_of_the_prime():
+def test_a_multiple_of_the_prime_is_one_of_the_samples():
     assert Polynomial.from_value(1000, 61) == Polynomial(1000)
     assert Polynomial.from_value(1000 * 61, 61) == Polynomial(0, 1000)
     assert Polynomial.from_value(3 * 61 * 61, 61) == Polynomial(0, 0, 3)
@@ -134,7 +134,7 @@ MEMORY = memory(512, 256, 128)
         ([5], 1, (5,)),
     ],
 )
-def test_a_job_is_traced_at_its_longest_length_first_and_at_parts_of_it_that_occur(samples, multiple_of, traced):
+def test_a_job_is_traced_at_its_longest_length_and_parts_of_it(samples, multiple_of, traced):
     assert traced_lengths(Lengths.from_samples(samples, multiple_of=multiple_of)) == traced
 
 
@@ -177,7 +177,7 @@ def test_a_length_beyond_the_traced_ones_may_fit():
     assert MEMORY.longest_that_fits(1, model_at(3000).peak_memory_bytes(1), limit=4096) == 3000
 
 
-def test_no_length_fits_a_budget_below_the_weights_and_no_more_than_the_limit_fit_a_large_one():
+def test_no_length_fits_below_the_weights_or_above_the_limit():
     assert MEMORY.longest_that_fits(1, WEIGHTS, limit=4096) == 0
     assert MEMORY.longest_that_fits(1, 10**12, limit=600) == 600
 

@@ -46,7 +46,7 @@ def test_objects_that_hold_each_other_are_searched_once(tensor):
     ("shapes", "expected"),
     [([], None), ([()], None), ([(4, 2)], 4), ([(4, 2), (4,), (7, 9)], 4), ([(4, 2), (7, 9)], 7), ([(), (5,)], 5)],
 )
-def test_the_leading_dimension_is_that_of_most_tensors_and_of_a_tie_that_of_the_largest(tensor, shapes, expected):
+def test_the_leading_dimension_is_that_of_most_tensors(tensor, shapes, expected):
     assert read_leading_dimension([tensor(*shape) for shape in shapes]) == expected
 
 
@@ -87,7 +87,7 @@ def test_of_several_data_sets_for_one_pass_each_is_of_the_training():
     assert fetches.count_rows() == {4: 16}
 
 
-def test_where_gradients_are_switched_off_each_time_it_is_an_evaluation_however_often():
+def test_a_data_set_always_read_without_gradients_is_an_evaluations():
     fetches = Fetches()
     for step in range(8):
         read(fetches, TRAINING, step, num_passes=step)

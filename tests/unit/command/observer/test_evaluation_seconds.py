@@ -38,7 +38,7 @@ def every(number: int, times_s: list[float]) -> dict[int, list[float]]:
 
 @pytest.mark.parametrize("times_s", [[65.0], [0.05] * 100], ids=["at once", "in many short times"])
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
-def test_an_evaluation_between_two_epochs_is_found_however_few_steps_they_have(number, times_s):
+def test_an_evaluation_is_found_however_few_steps_an_epoch_has(number, times_s):
     off_s = every(number, times_s)
 
     seconds = found(off_s, AFTER_UPDATE)

@@ -34,7 +34,7 @@ def test_progress_is_written_as_four_numbers(exchange, settings):
     assert progress(settings) == [3, 6, 7, 1]
 
 
-def test_the_last_step_is_that_of_the_settings_until_the_explorer_names_one(exchange, settings):
+def test_the_last_step_is_of_the_settings_until_one_is_named(exchange, settings):
     exchange.exchange(1)
     assert exchange.last_step == 1000
 
@@ -90,7 +90,7 @@ def test_a_folder_that_is_gone_reaches_nobody(exchange, settings):
     assert exchange.read_line("release") is None
 
 
-def test_a_log_has_a_line_for_each_event_and_without_one_nothing_is_written(settings, tmp_path):
+def test_a_log_has_a_line_for_each_event(settings, tmp_path):
     path = tmp_path / "log"
     Exchange(settings, lambda: (0, 0, 0, 0)).log.write("step", number=1)
     assert not path.exists()

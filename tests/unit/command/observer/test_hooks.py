@@ -56,7 +56,7 @@ def test_times_without_gradients_are_kept_but_for_those_of_an_update(observe, fa
     assert len(observer.without_gradients) == 2 and observer.loaders.fetches.turn.is_off
 
 
-def test_the_time_of_a_checkpoint_is_kept_and_shows_that_the_training_lives(observe, fake_torch):
+def test_a_checkpoint_is_a_time_that_is_kept_and_a_sign_of_life(observe, fake_torch):
     observer, saved = observe(), []
     fake_torch.save, fake_torch.serialization = saved.append, SimpleNamespace()
     hooks._watch_saving(observer)
@@ -97,7 +97,7 @@ def test_a_torch_without_dynamo_is_left_as_it_is(fake_torch):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_package_needs_no_more_than_python_3_8_and_its_standard_library(path):
+def test_the_package_needs_python_3_8_and_its_standard_library_alone(path):
     tree = ast.parse(path.read_text(), feature_version=(3, 8))
     absolute = [one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and one.level == 0]
     absolute += [alias.name for one in ast.walk(tree) if isinstance(one, ast.Import) for alias in one.names]

@@ -41,7 +41,7 @@ def test_without_a_capacity_the_lists_are_those_of_the_command():
     assert all_of(lists_of(4, None), LoaderIterator(20)) == [list(range(16)), [16, 17, 18, 19]]
 
 
-def test_a_list_is_cut_into_as_many_as_it_has_and_an_epoch_keeps_its_samples():
+def test_an_epoch_of_cut_lists_keeps_its_samples():
     samples = [sample for one in all_of(lists_of(4), LoaderIterator(34)) for sample in one]
 
     assert samples == list(range(34))
@@ -53,7 +53,7 @@ def test_every_list_has_the_size_but_the_last_of_an_epoch():
     assert lengths == [6, 6, 6, 6, 3]  # four samples of each list of sixteen make no batch
 
 
-def test_longer_lists_and_single_indices_are_not_of_the_size_that_is_explored():
+def test_longer_lists_and_single_indices_are_not_cut():
     lists = lists_of(4)
 
     assert all_of(lists, LoaderIterator(40, length=20)) == [list(range(20)), list(range(20, 40))]
@@ -76,7 +76,7 @@ def test_batches_that_were_loaded_ahead_are_stale_once_the_size_changes():
 
 
 @pytest.mark.parametrize("longest", [16, None])
-def test_of_each_batch_the_length_of_its_list_and_the_samples_of_the_epoch_are_told(longest):
+def test_the_list_of_a_batch_tells_its_length_and_its_epochs_samples(longest):
     lists, iterator = lists_of(16, longest), LoaderIterator(20)
     iterator._index_sampler = SimpleNamespace(sampler=range(20))
     all_of(lists, iterator)
@@ -90,7 +90,7 @@ def test_of_each_batch_the_length_of_its_list_and_the_samples_of_the_epoch_are_t
     assert lists.num_samples == 20
 
 
-def test_an_epoch_of_persistent_workers_begins_without_what_the_epoch_before_left():
+def test_an_epoch_of_persistent_workers_begins_without_a_rest():
     lists, iterator = lists_of(4), LoaderIterator(16)
     lists.take_next(iterator, next_index)
     iterator._sampler_iter = LoaderIterator(16)._sampler_iter
@@ -99,7 +99,7 @@ def test_an_epoch_of_persistent_workers_begins_without_what_the_epoch_before_lef
     assert not lists.is_stale(iterator)
 
 
-def test_the_longest_list_is_that_of_the_start_where_a_further_size_lives_on_a_rest():
+def test_the_longest_list_is_that_of_the_whole_start():
     lists, iterator = lists_of(8), LoaderIterator(32)
     lists.take_next(iterator, next_index)
 

@@ -76,7 +76,7 @@ class Event:
         return other.at_ms - self.at_ms
 
 
-def test_steps_get_the_times_of_the_device_but_for_updates_inside_of_a_pass(with_cuda):
+def test_steps_get_the_times_of_the_device(with_cuda):
     steps = [{"ended_s": 7.0, "update_s": 7.0} for _ in range(3)]
     marks = [[("begins", Event(0)), ("ends", Event(10))], [("begins", Event(100)), ("ends", Event(130))], []]
 
@@ -116,7 +116,7 @@ def test_the_peak_of_a_profiled_step_is_beside_what_was_held_before(fake_torch, 
     assert [place for place, _ in notes if place == "profile"] == []
 
 
-def test_the_count_of_refusals_before_the_step_is_kept_where_there_is_a_device(with_cuda):
+def test_refusals_before_the_step_are_kept_where_there_is_a_device(with_cuda):
     memory = MemoryStep(with_cuda, Device(with_cuda), lambda *note: None)
 
     memory.begin(profiles=True)

@@ -29,7 +29,7 @@ def reported(settings) -> list[dict]:
     return [json.loads(path.read_text()) for path in Path(settings["reports"]).glob("error-*.json")]
 
 
-def test_the_first_error_is_written_with_where_it_was_and_how_far_the_training_was(report, settings):
+def test_the_first_error_is_written_with_the_progress_so_far(report, settings):
     report.note(ValueError("no such column"), "backward")
     report.note(ValueError("a later one"), "uncaught")
 
@@ -55,7 +55,7 @@ def test_of_handled_exceptions_a_refusal_of_memory_alone_is_written(report, sett
     assert [one["where"] for one in reported(settings)] == ["handled"]
 
 
-def test_what_leaves_the_process_is_written_and_the_hook_of_before_is_called(report, settings, monkeypatch):
+def test_what_leaves_the_process_is_written_beside_the_former_hook(report, settings, monkeypatch):
     seen = []
     monkeypatch.setattr(sys, "excepthook", lambda *error: seen.append(error))
     report.chain_excepthook()

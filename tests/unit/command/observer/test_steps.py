@@ -47,7 +47,7 @@ def test_updates_of_several_optimizers_without_a_pass_between_are_one_step(obser
     assert numbers(read_record(), "num_passes", "num_updates") == [(1, 2)] * 3
 
 
-def test_an_optimizer_that_steps_inside_of_the_backward_pass_ends_a_step_with_it(observe, optimizer, read_record):
+def test_an_optimizer_that_steps_inside_of_a_pass_ends_a_step_with_it(observe, optimizer, read_record):
     observer, own = observe(), optimizer()
 
     for _ in range(3):
@@ -79,7 +79,7 @@ def test_batches_between_an_update_and_the_next_pass_are_of_the_next_step(
     assert record["rows"] == {"4": 3} and len(record["digests"]) == 3
 
 
-def test_after_its_last_step_a_rank_writes_its_record_and_leaves_once_it_is_released(
+def test_a_rank_writes_its_record_and_leaves_once_it_is_released(
     observe, train, optimizer, read_record, settings, leaves
 ):
     observer, own = observe(max_steps=2), optimizer()
