@@ -41,11 +41,7 @@ def site_packages(python: str) -> Path:
 
 
 def install(python: str) -> Path:
-    """Write the `.pth` file of a Python, and see that it is read there; return its path.
-
-    Raises:
-        UserInputError: The folder cannot be written, the Python does not read it, or it cannot be run.
-    """
+    """Write the `.pth` file of a Python, and see that it is read there; return its path."""
     path = site_packages(python) / NAME
     part = path.with_suffix(".part")  # a Python that starts meanwhile reads no half of a line
     try:
@@ -65,11 +61,7 @@ def install(python: str) -> Path:
 
 
 def remove(python: str) -> Path | None:
-    """Remove the `.pth` file of a Python; return its path, None where there was none.
-
-    Raises:
-        UserInputError: It cannot be removed, or the Python cannot be run.
-    """
+    """Remove the `.pth` file of a Python; return its path, None where there was none."""
     path = site_packages(python) / NAME
     try:
         path.unlink()

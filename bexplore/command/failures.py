@@ -109,15 +109,7 @@ def find_lost_rank(log: str, reports: Reports) -> CommandFailure | None:
 def describe_end(
     return_code: int | None, log: str, reports: Reports, *, killed_by_kernel: bool, lost_pid: int | None
 ) -> CommandFailure:
-    """Return the failure of a start whose processes reported no error.
-
-    Args:
-        return_code: Of the command; None where it still ran.
-        log: Its last lines.
-        reports: What was observed.
-        killed_by_kernel: Whether the kernel's out-of-memory killer struck meanwhile.
-        lost_pid: A training process that is gone without a record; None for none.
-    """
+    """Return the failure of a start whose processes reported no error; a command that still ran has no return code."""
     if killed_by_kernel:
         return KILLED_BY_KERNEL
     refused = refusal_in_output(log)

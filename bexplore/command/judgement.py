@@ -191,11 +191,7 @@ class Judge:
     learned: Learned  # what its starts have shown so far, which each judgement adds to
 
     def judge(self, watched: Watched, blank: Observation) -> Observation | Refusal:
-        """Return what a start shows: its blank observation filled in, or why no start shows anything.
-
-        Raises:
-            EngineError: A disk is full.
-        """
+        """Return what a start shows: its blank observation filled in, or why no start shows anything."""
         if watched.suspended_s:
             return replace(blank, reason=SUSPENDED, details={"ended_by": signal.SIGSTOP.name})
         if watched.ending is Ending.NO_BATCH:
@@ -239,7 +235,6 @@ class Judge:
         return replace(blank, reason=f"{reason}; {hint}", max_samples=num_samples)
 
     def _find_failure(self, watched: Watched) -> CommandFailure | Refusal | None:
-        """Return why a start gave no measurement; None where it gave one."""
         reports, log = watched.watch.reports, watched.watch.start.log_tail()
         of_observer = find_reported_failure(reports.errors)
         is_refused_memory = of_observer is not None and of_observer.outcome is Outcome.OUT_OF_MEMORY
@@ -293,7 +288,6 @@ class Judge:
         return None
 
     def _find_timeout(self, watched: Watched, log: str) -> CommandFailure | None:
-        """Return the failure of a start that was given up; None where it was not."""
         reports = watched.watch.reports
         if watched.ending is Ending.TIMED_OUT:
             most = max(reports.num_steps.values(), default=0)

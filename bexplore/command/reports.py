@@ -131,11 +131,7 @@ class Reports:
 
 
 class ReportsReader:
-    """Reads the reports of one probe again and again; parses a record only where it is new.
-
-    Args:
-        folder: The folder in which the processes write.
-    """
+    """Reads the reports of one probe again and again; parses a record only where it is new."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -169,7 +165,6 @@ class ReportsReader:
 
 
 def _counts(entry: os.DirEntry[str]) -> tuple[Place, tuple[int, ...]] | None:
-    """Return a process and its counts; None before it has written any."""
     host, _, pid = entry.name.removeprefix("steps-").rpartition("-")
     words = Path(entry.path).read_text().split()
     return ((host, int(pid)), tuple(map(int, words))) if words else None

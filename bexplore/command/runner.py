@@ -71,13 +71,6 @@ class CommandRunner:
     larger size: batches of the probe's size are cut from the lists of samples of its loaders. All ranks park after the
     last observed step and go on with the next size. Where that fails, the size has a start of its own, whose
     observation is that of the training itself (`Compilation.EXACT`).
-
-    Args:
-        command: The command.
-        settings: What else is needed.
-
-    Attributes:
-        shares_starts: Whether a start serves several sizes; False once it has shown that it cannot.
     """
 
     def __init__(self, command: Command, settings: CommandSettings) -> None:
@@ -179,7 +172,6 @@ class CommandRunner:
     # -- a start that serves several sizes
 
     def _serve(self, probe: Probe, accumulation: int | None) -> _Served:
-        """Run a probe in a start that serves several sizes."""
         stopwatch = Stopwatch()
         held = self._next_of_held(probe, accumulation) or self._open_for_several(probe, accumulation)
         self._held = held
@@ -219,8 +211,7 @@ class CommandRunner:
     def _judge_served(self, watched: Watched, probe: Probe, stopwatch: Stopwatch) -> Observation | None:
         """Return the observation of a size of a start for several; None where the size needs a start of its own.
 
-        Raises:
-            UserProgramError: It would end the same way there.
+        A start of its own that would end the same way is a UserProgramError.
         """
         if watched.suspended_s:
             return None
@@ -349,7 +340,6 @@ class CommandRunner:
         )
 
     def _make_blank(self, watched: Watched, probe: Probe, stopwatch: Stopwatch) -> Observation:
-        """Return the observation as far as it is known without what the training did."""
         left, self._left = self._left, ()
         return Observation(
             probe=probe,

@@ -71,13 +71,7 @@ class ProbeFolder:
         return self.path / "reports"
 
     def write(self, command: Command, values: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str]:
-        """Write all that a start needs; return the variables of its environment.
-
-        Args:
-            command: The command.
-            values: The placeholders' texts.
-            settings: Of the observer.
-        """
+        """Write all that a start needs; return the variables of its environment."""
         inject = self.path / "observer"
         self.path.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o700)  # the copy of the file, the environment and what the training prints may hold secrets
@@ -113,12 +107,7 @@ class ProbeFolder:
         self._tell("last_step", str(step))
 
     def go_on(self, following: ProbeFolder, settings: Mapping[str, Any]) -> None:
-        """Let the parked ranks of this probe go on with a further one.
-
-        Args:
-            following: Folder of the further probe, in which they report.
-            settings: Of the observer.
-        """
+        """Let the parked ranks of this probe go on with a further one, and report in its folder."""
         following._make_reports()
         self._tell("next", json.dumps({**settings, "reports": str(following.reports)}))
 
@@ -138,7 +127,6 @@ class ProbeFolder:
             (self.reports / name).touch()
 
     def _tell(self, name: str, text: str) -> None:
-        """Write the line that the ranks wait for in its file."""
         (self.reports / name).write_text(text + "\n")
 
     def clean(self) -> None:
@@ -165,19 +153,7 @@ def _compile(folder: Path) -> None:
 
 
 class Start:
-    """One start of the user's command.
-
-    Args:
-        argv: The command, filled in.
-        env: Variables of the environment beyond those of this process.
-        folder: Folder of the start, which marks its processes.
-
-    Attributes:
-        pid: Process id of the command.
-
-    Raises:
-        OSError: The command cannot be started.
-    """
+    """One start of the user's command, whose processes its folder marks."""
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], folder: Path) -> None:
         self.folder = folder
@@ -198,7 +174,6 @@ class Start:
         self.pid = self._begin(argv)
 
     def _begin(self, argv: Sequence[str]) -> int:
-        """Let the reaper start the command; return its process id."""
         assert self._reaper.stdin is not None and self._reaper.stdout is not None
         words = b"".join(os.fsencode(word) + b"\0" for word in argv)
         message = b"%d\n" % len(words) + words
@@ -339,11 +314,7 @@ class DeviceUse:
     _looked_s: float = 0.0
 
     def look(self, own: Collection[int]) -> None:
-        """Note who else uses the devices of the start just now, a few times a minute.
-
-        Args:
-            own: Processes of the start.
-        """
+        """Note who else uses the devices of the start's own processes just now, a few times a minute."""
         if not self.before or time.monotonic() - self._looked_s < LOOK_PERIOD_S:
             return
         self._looked_s = time.monotonic()

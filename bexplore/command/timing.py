@@ -42,11 +42,6 @@ def time_rank(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
     """Return the timing of a rank; None where it has no step after its warm-up.
 
     A step with twice the passes of others (a gradient scaler that skipped an update) counts by its passes.
-
-    Args:
-        rank: The record of the rank.
-        num_warmup: Steps that are not timed.
-        micro_batch_size: Samples of a micro-batch, as asked for.
     """
     pairs = list(pairwise(rank.steps))[max(num_warmup - 1, 0) :]
     if not pairs:
@@ -138,9 +133,6 @@ def expect_step_s(step_times_s: Mapping[int, float], micro_batch_size: int) -> f
 
     A step has a part that is fixed and one that grows with the size: between two sizes it is on the line through their
     steps, beyond the largest in proportion to it, and below the smallest no longer than that.
-
-    Args:
-        step_times_s: By size that was measured, one at least.
     """
     sizes = sorted(step_times_s)
     beyond = max(1.0, micro_batch_size / sizes[-1])
@@ -189,14 +181,8 @@ def share_evaluations(ranks: Sequence[Rank]) -> tuple[Rank, ...]:
 def find_own_step(rank: Rank, num_steps: int) -> int | None:
     """Return the first step with batches of the probe's size: those before were read ahead, in the same start.
 
-    The model's calls show it. Where they cannot, batches are taken in the order in which they were read.
-
-    Args:
-        rank: Its record.
-        num_steps: Steps of a measurement.
-
-    Returns:
-        None where the model's calls should have shown it by now.
+    The model's calls show it; None where they should have shown it by now. Where they cannot, batches are taken in the
+    order in which they were read.
     """
     if rank.own_from_step is not None:
         return rank.own_from_step

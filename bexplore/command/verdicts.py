@@ -91,14 +91,7 @@ class SizeCheck:
         return min(tried) if tried and is_cut else None
 
     def check(self, ranks: Sequence[Rank], micro_batch_size: int, accumulation: int, *, cut_from: int = 0) -> Finding:
-        """Check a size, by the leading dimension of what arrived or by its elements.
-
-        Args:
-            ranks: Their records.
-            micro_batch_size: The size.
-            accumulation: Micro-batches of a step.
-            cut_from: The larger size from whose batches it was cut; 0 for a start of this size.
-        """
+        """Check a size, by the leading dimension of what arrived or by its elements; uncut ones have `cut_from` 0."""
         is_alone = len(ranks) == 1
         findings = [
             self._check_rank(rank, micro_batch_size, accumulation, cut_from=cut_from, is_alone=is_alone)
@@ -158,14 +151,7 @@ class SizeCheck:
     def _explain_arrival(
         self, rows: int, size: int, *, was_tried: bool = False, num_samples: int | None = None
     ) -> Finding:
-        """Return why a size is no measurement; one that was tried, and then left, was shrunk by the program.
-
-        Args:
-            rows: Samples that arrived.
-            size: Samples that were asked for.
-            was_tried: Whether some batches had the size.
-            num_samples: Of an epoch; None if unknown.
-        """
+        """Return why a size is no measurement; one that was tried, and then left, was shrunk by the program."""
         why = describe_arrival(rows, size)
         others = {other: seen for other, seen in self.given.items() if other != size}
         has_followed = any(other == seen for other, seen in others.items())
@@ -211,13 +197,7 @@ class SizeCheck:
 
 
 def is_cut(ranks: Sequence[Rank], micro_batch_size: int, capacity: int) -> bool:
-    """Return whether every batch of every rank was cut from one of the command's own, larger batches.
-
-    Args:
-        ranks: Their records.
-        micro_batch_size: The size that was to be cut.
-        capacity: The size that the command was given.
-    """
+    """Return whether every batch of every rank was cut from one of the command's own, larger batches."""
     num_cut = [(rank.record["num_cut_lists"], sum(step.num_fetches for step in rank.steps)) for rank in ranks]
     is_whole = any(_count_arrivals(rank).get(capacity) for rank in ranks) and micro_batch_size != capacity
     return not is_whole and any(cut for cut, _ in num_cut) and all(cut >= fetches for cut, fetches in num_cut)

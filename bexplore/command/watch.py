@@ -113,11 +113,7 @@ class Watch:
     _last_step: int | None = None
 
     def until_end(self) -> Ending:
-        """Wait for the end.
-
-        Raises:
-            KeyboardInterrupt: The exploration was interrupted.
-        """
+        """Wait for the end; an exploration that was interrupted raises KeyboardInterrupt."""
         while True:
             if self.should_stop():
                 raise KeyboardInterrupt
@@ -213,7 +209,6 @@ class Watch:
         return self._last_step is not None and fewest < min(needed, self._last_step)
 
     def _timed_s(self, warmup_s: float) -> float:
-        """Return the seconds of timed steps after a start and a warm-up that took so long."""
         if self.is_shared:
             return SHARED_S
         return min(max(TIMED_SHARE * warmup_s, LEAST_TIMED_S), MOST_TIMED_S)

@@ -29,11 +29,7 @@ class CudaTorch:
 
 
 def read_torch(folder: Path | None = None) -> CudaTorch:
-    """Read which CUDA build a folder holds; by default that of this interpreter.
-
-    Raises:
-        EmulationError: There is none, or it is built for the CPU or for another kind of accelerator.
-    """
+    """Read which CUDA build a folder holds; by default that of this interpreter."""
     if folder is None:
         spec = importlib.util.find_spec("torch")
         if spec is None or not spec.submodule_search_locations:
@@ -59,7 +55,6 @@ def read_torch(folder: Path | None = None) -> CudaTorch:
 
 
 def _assigned_texts(source: str) -> dict[str, str]:
-    """Return the module's names to which a text is assigned."""
     found = {}
     for node in ast.parse(source).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)

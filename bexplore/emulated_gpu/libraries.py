@@ -92,14 +92,7 @@ class _Tools:
 
 
 def built_libraries(torch_folder: Path | None = None) -> Path:
-    """Return the folder of the emulated libraries for a PyTorch, built where they are not there yet.
-
-    Args:
-        torch_folder: The package `torch`; by default that of this interpreter.
-
-    Raises:
-        EmulationError: It is no CUDA build, or something that builds the libraries is missing.
-    """
+    """Return the folder of the emulated libraries for a PyTorch, built where they are not there yet."""
     torch = read_torch(torch_folder)
     try:
         parent = cache_folder("emulated_gpu")
@@ -118,14 +111,7 @@ def built_libraries(torch_folder: Path | None = None) -> Path:
 
 
 def describe_tools(torch_folder: Path | None = None) -> str:
-    """Return what the libraries are built for and with, in words; nothing is built.
-
-    Args:
-        torch_folder: The package `torch`; by default that of this interpreter.
-
-    Raises:
-        EmulationError: As `built_libraries`.
-    """
+    """Return what the libraries are built for and with, in words; nothing is built."""
     torch = read_torch(torch_folder)
     tools = _found_tools(torch)
     return f"torch {torch.version}, {tools.compiler}, headers in {tools.headers}"
@@ -287,11 +273,6 @@ def _stub_source(library: str, symbols: set[str]) -> str:
 
 
 def _run(command: list[str]) -> str:
-    """Run a tool of the build and return what it prints.
-
-    Raises:
-        EmulationError: It failed.
-    """
     result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if result.returncode:
         tool = Path(command[0]).name

@@ -153,11 +153,7 @@ class _WholeModel:
         return all(first < self._last - 1 for first in self._first.values())
 
     def shorten(self, kept: set[int]) -> tuple[list[Node], Missing]:
-        """Return the nodes of the truncated graph that are recomputed, and how many blocks are like each of its own.
-
-        Args:
-            kept: Positions, among `items`, of those that the whole model keeps.
-        """
+        """Return the nodes of the truncated graph that are recomputed, and how many blocks are like each of its own."""
         pairs = zip(self.items, self._places, strict=True)
         recomputed = [node for index, (node, place) in enumerate(pairs) if index not in kept and self._is_alone(place)]
         missing = {}

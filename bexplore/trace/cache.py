@@ -49,23 +49,14 @@ class Sources:
     packages: Mapping[str, str]  # version, by name, of each installed package of which a module was imported
 
     def are_unchanged(self) -> bool:
-        """Return whether every file and every package is unchanged.
-
-        Raises:
-            OSError: A file is gone.
-            PackageNotFoundError: A package is gone.
-        """
+        """Return whether every file and every package is unchanged; one that is gone raises."""
         return all(metadata.version(name) == version for name, version in self.packages.items()) and all(
             _digest(Path(path)) == digest for path, digest in self.files.items()
         )
 
 
 def find_imported_sources(began_s: float) -> Sources | None:
-    """Return what this process has imported; None where a file may have changed since the beginning.
-
-    Args:
-        began_s: Seconds since the epoch, before the first import of the user's code.
-    """
+    """Return what this process has imported; None where a file may have changed since the first import (Unix time)."""
     paths = set(_own_files())
     if any(path.stat().st_mtime >= began_s for path in paths):
         return None
@@ -78,11 +69,7 @@ def find_imported_sources(began_s: float) -> Sources | None:
 
 
 def recall(job: Job, *, gpu: GpuProperties | None) -> CostModel | None:
-    """Return the trace of the same job in an earlier run, if nothing that it was made from has changed.
-
-    Args:
-        gpu: The device of a CUDA job; None for a job on the CPU.
-    """
+    """Return the trace of the same job in an earlier run, if nothing that it was made from has changed."""
     key = _key(job, gpu)
     for path in _entries(f"*-{key}.json"):
         with suppress(*_DAMAGE):

@@ -77,8 +77,7 @@ class Polynomial:
     def from_value(cls, value: int, probe_batch: int) -> Polynomial:
         """Return the polynomial that has a value at one micro-batch size.
 
-        Args:
-            probe_batch: That size, a prime that divides no dimension but those that contain the samples.
+        That size is a prime that divides no dimension but those that contain the samples.
         """
         if value % probe_batch:
             return cls(value)
@@ -296,12 +295,7 @@ def _weight(at: int, places: Sequence[int], place: int) -> float:
 
 
 def find_peaks(resident: Sequence[Buffer], events: Sequence[Event], *, past: Sequence[Event] = ()) -> tuple[Peak, ...]:
-    """Find the moments that are the highest for some micro-batch size; their maximum at b is the memory needed at b.
-
-    Args:
-        resident: Buffers alive during the whole step.
-        past: Events of earlier phases.
-    """
+    """Find the moments that are the highest for some micro-batch size; their maximum at b is the memory needed at b."""
     start = np.array(_sum_of([*(buffer.size for buffer in resident), *(event.size for event in past)]).as_record())
     deltas = np.array([event.size.as_record() for event in events]).reshape(-1, 3)
     running = start + np.vstack([np.zeros(3), np.cumsum(deltas, axis=0)])

@@ -30,11 +30,6 @@ def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
     Code that needs values (`tolist` of drop rates, NumPy) runs on the CPU with real tensors instead. In a CPU job all
     tensors are real, and take the memory of the weights until they are replaced. In a job of another device those on
     the CPU are real, as the weights of a user's own model are until they are moved.
-
-    Raises:
-        UserInputError: The job is wrong.
-        UserProgramError: The user's code fails in both ways.
-        Exception: Any error of the user's code on an accelerator, where all attempts use fake tensors.
     """
     # A mesh is real, and operators of tensors that ranks share read it.
     fake_mode = FakeTensors(allow_non_fake_inputs=job.parallelism.is_distributed)

@@ -47,11 +47,7 @@ _WITHOUT_TENSORS = ("prim", "profiler")
 
 
 class LifetimeTracker:
-    """A ledger of storages and, while it records, of their events.
-
-    Args:
-        probe_batch: Micro-batch size of the fake step, for `Polynomial.from_value`.
-    """
+    """A ledger of storages and, while it records, of their events."""
 
     def __init__(self, probe_batch: int) -> None:
         self.probe_batch = probe_batch

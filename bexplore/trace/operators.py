@@ -64,12 +64,7 @@ class Cost:
 def count_graph_flops(
     graph: torch.fx.Graph, probe_batch: int, find_modules: Callable[[torch.fx.Node], str]
 ) -> list[Cost]:
-    """Count matrix products, convolutions and fused attention; other operators count as nothing.
-
-    Args:
-        graph: Graph with `val` metadata.
-        find_modules: Node -> modules of the node.
-    """
+    """Count matrix products, convolutions and fused attention; other operators count as nothing."""
     costs = []
     for node in graph.nodes:
         if node.op != "call_function":
@@ -162,11 +157,7 @@ def workspace_sizes(
 ) -> tuple[Polynomial, ...]:
     """Return the bytes that one call takes beside its outputs, one after the other; empty where unknown.
 
-    Args:
-        shapes: Arguments, with tensors as shapes, at the micro-batch size `probe_batch`.
-        result: Result, with tensors as shapes.
-        probe_batch: Micro-batch size, a prime.
-        is_channels_last: Whether the channels of images are last in memory.
+    Tensors among arguments and result are given as their shapes, at a prime micro-batch size.
     """
     if device == "cpu" and operator in (_FORWARD, _BACKWARD):
         return _size_convolution(operator, shapes, result, probe_batch, itemsize, is_channels_last)
@@ -303,12 +294,6 @@ def blas_workspace_bytes(
     """Return the bytes of the workspace of one thread's handle on one stream.
 
     Source: `parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp. cuBLASLt shares the workspace.
-
-    Args:
-        capability: Compute capability of the device, such as (9, 0).
-        environment: Environment of the process; `CUBLAS_WORKSPACE_CONFIG` overrides the default.
-        torch_version: Major and minor version of torch.
-        gcn_architecture: Architecture of an AMD device, such as `gfx942`; None for NVIDIA.
     """
     variables = _CUDA_VARIABLES if gcn_architecture is None else _HIP_VARIABLES
     configured = next((environment[name] for name in variables if name in environment), "")

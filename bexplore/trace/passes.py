@@ -93,11 +93,6 @@ def trace_pass(
     compiler decides differently on recomputation and reuse. So the pass is traced at one size, a prime, and every
     multiple of the prime counts as a multiple of the micro-batch size. With `dynamic=True` the size is a symbol, unless
     the model fixes it.
-
-    Args:
-        workload: Workload built under `fake_mode`.
-        kept_blocks: Blocks of each run that are traced.
-        observe: Called with each planned graph of the compiler and `probe_batch`.
     """
     choice = _choice(workload.job, repeats, kept_blocks)
     with truncate(repeats, kept_blocks), _choose_masks_as_run(workload.job):
@@ -172,11 +167,7 @@ def _trace_pass(
 def trace_update(
     workload: Workload, trained: list[torch.Tensor], fake_mode: Any, probe_batch: int
 ) -> tuple[int, list[Event]]:
-    """Run the update on fake gradients, after one that makes the states; return the bytes of these, and its events.
-
-    Args:
-        workload: Built under `fake_mode`, at full depth.
-    """
+    """Run the update on fake gradients, after one that makes the states; return the bytes of these, and its events."""
     tracker = LifetimeTracker(probe_batch)
     with (
         fake_mode,

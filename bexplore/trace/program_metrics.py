@@ -87,11 +87,7 @@ class ProgramMetrics:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ProgramMetrics:
-        """Rebuild metrics from `as_record`.
-
-        Raises:
-            KeyError, TypeError, ValueError: The record is not one of ours.
-        """
+        """Rebuild metrics from `as_record`."""
         values = dict(record)
         for name in ITEM_FIELDS & values.keys():
             values[name] = tuple(_item(label, text) for label, text in values[name].items())

@@ -75,10 +75,6 @@ def inner_blocks(repeat: Repeat, events: dict[Phase, list[Event]], kept_blocks: 
     """Return the blocks of a truncated run that stand for those left out: one, or two that alternate; empty for none.
 
     Blocks alternate where each takes over the memory of the one before.
-
-    Args:
-        events: Events of a pass of the truncated model.
-        kept_blocks: Blocks of the run in the truncated model.
     """
     middle = kept_blocks - 2
     kept = [_kept_for_backward(repeat, events, block) for block in range(middle + 1)]

@@ -208,13 +208,7 @@ def list_knapsack_items(
 def solve_knapsack(
     joint_graph: torch.fx.Graph, node_info: Any, items: Sequence[torch.fx.Node], all_bytes: float, budget: float
 ) -> list[int]:
-    """Return the positions of the items that are kept.
-
-    Args:
-        items: A node may be there several times.
-        all_bytes: What the compiler would keep without a budget.
-        budget: Share of these bytes.
-    """
+    """Return the positions of the items that are kept; `budget` is a share of the bytes that are kept without one."""
     order = sorted(range(len(items)), key=lambda index: size_of_node(items[index]), reverse=True)
     runtimes = {node: partitioners.estimate_runtime(node) for node in dict.fromkeys(items)}
     with no_dispatch():

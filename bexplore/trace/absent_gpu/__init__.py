@@ -120,8 +120,7 @@ def stand_in(properties: GpuProperties) -> None:
 def load_hooks() -> ctypes.CDLL:
     """Load the hooks that report a CUDA device; PyTorch reads them while it is imported.
 
-    Returns:
-        The library, whose `register_absent_device_guard` is to be called once PyTorch is imported.
+    `register_absent_device_guard` of the library is to be called once PyTorch is imported.
     """
     if "torch" in sys.modules:
         raise TraceError("A CUDA device that is absent can be stood in for only before torch is imported.")

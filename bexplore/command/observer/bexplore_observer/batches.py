@@ -258,12 +258,7 @@ def _find_tensors_of_objects(tree: Any, kind: type) -> list[Any]:
 
 
 def digest(leaves: Sequence[Any], strided: Any) -> str:
-    """Return a digest of tensors: ranks with equal batches share one replica's work, as in tensor parallelism.
-
-    Args:
-        leaves: The tensors.
-        strided: The layout of those that are read.
-    """
+    """Return a digest of tensors: ranks with equal batches share one replica's work, as in tensor parallelism."""
     import hashlib
 
     found = hashlib.blake2b(digest_size=8)

@@ -234,7 +234,6 @@ def read_process_start_s() -> float:
 
 
 def _read_change_ns(path: str) -> int | None:
-    """Return when a file was changed; None where it is not there."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:

@@ -41,12 +41,7 @@ def install(folder: str, torch: Any) -> None:
 
 
 class Observer:
-    """The state of one observed process.
-
-    Args:
-        folder: Holds the settings of the first probe.
-        torch: The module.
-    """
+    """The state of one observed process, in whose folder the settings of the first probe lie."""
 
     def __init__(self, folder: str, torch: Any) -> None:
         self.torch = torch
@@ -330,7 +325,6 @@ class Observer:
         os._exit(0 if is_released else 1)  # a script goes on after an end that is good
 
     def _begin_next(self, settings: Mapping[str, Any]) -> None:
-        """Go on with the training under the settings of a further probe."""
         self.models.stop()
         self.loaders.end_probe()
         self.num_passes_before += self.total_passes
