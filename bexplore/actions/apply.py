@@ -11,16 +11,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from bexplore.config import document
 from bexplore.config.config import Config
 from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.family import Family
 from bexplore.config.dialects.recognition import recognise
-from bexplore.config.document import document
-from bexplore.config.document.document import dotted_path
+from bexplore.config.document import dotted_path, is_integer
 from bexplore.config.document.values import Values
 from bexplore.config.document.writer import make_fragment, read_values, with_value, without_section
-from bexplore.config.sections.values import is_integer
-from bexplore.config.sections.variants import find_key_path, get_setting, has_setting
+from bexplore.config.variants import find_key_path, get_setting, has_setting
 from bexplore.errors import UserInputError
 from bexplore.exploration.setup import add_loader_lengths
 from bexplore.job import digest_code

@@ -23,7 +23,7 @@ from bexplore.cli.options import (
     overrides_of_command,
     refuse_without_command,
 )
-from bexplore.config.sections.variants import name_settings
+from bexplore.config.variants import name_settings
 from bexplore.errors import UserInputError
 from bexplore.host.secret_values import hidden
 from bexplore.run.run_directory import open_run

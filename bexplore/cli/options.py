@@ -207,7 +207,7 @@ class Common:
 
 
 def _complete_keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from bexplore.config.document import document  # as in `load`
+    from bexplore.config import document  # as in `load`
     from bexplore.config.schema import dotted_keys
 
     keys = ["micro_batch_size", *dotted_keys()]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.config.document.document import Problems, dotted_path
+from bexplore.config.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quote
 
 HINT = "`allow_code=True` if you trust the file"

@@ -12,7 +12,7 @@ from bexplore.config.code_keys import IMPORT_KEYS, OWN_LAUNCHERS
 from bexplore.config.command import Command
 from bexplore.config.document.reader import KeyPath, Position
 from bexplore.config.schema import ExploreSettings
-from bexplore.config.sections.variants import JobVariant
+from bexplore.config.variants import JobVariant
 from bexplore.errors import UserInputError
 from bexplore.host.secret_values import MASK, hidden, hidden_words
 from bexplore.job import Job, Mode, Precision, device_kind

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from bexplore.config.document.document import Problems, dotted_path
+from bexplore.config.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.errors import BexploreError, close_match
 from bexplore.host.secret_values import MASK

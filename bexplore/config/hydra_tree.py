@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bexplore.config.document import document
-from bexplore.config.document.document import dotted_path
+from bexplore.config import document
+from bexplore.config.document import dotted_path
 from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.values import paths_below
 from bexplore.errors import UserInputError

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bexplore.config import document
 from bexplore.config.config import Config
-from bexplore.config.dialects import command
-from bexplore.config.dialects.cerebras import load as cerebras
+from bexplore.config.dialects import cerebras, command
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
-from bexplore.config.document import document
-from bexplore.config.document.document import Document, Override, Problems
+from bexplore.config.document import Document, Override, Problems
 from bexplore.config.document.reader import quote
 from bexplore.config.document.values import Values
 from bexplore.errors import UserInputError, close_match

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from bexplore.config.code_keys import refuse_code
-from bexplore.config.document.document import Problems, dotted_path
+from bexplore.config.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.field_types import (
     Address,

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bexplore.config import document
 from bexplore.config.command import PLACEHOLDERS, quote_words
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
-from bexplore.config.document import document
-from bexplore.config.document.document import Problems, dotted_path
+from bexplore.config.document import Problems, dotted_path, is_integer
 from bexplore.config.document.writer import with_value
 from bexplore.config.hydra_tree import Leaf, is_tree, read_leaves
-from bexplore.config.sections.values import is_integer
 from bexplore.errors import UserInputError, suggestion
 
 # Options of training scripts, as `--name`, `-name` or `name=`, with `_` for `-`. Sources: the arguments of

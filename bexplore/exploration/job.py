@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.config import Config
-from bexplore.config.sections.variants import changes_training
+from bexplore.config.variants import changes_training
 from bexplore.engine.all_ranks import open_runner
 from bexplore.engine.process.launcher import external_hint
 from bexplore.engine.process.pool import Workers

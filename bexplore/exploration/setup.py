@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from bexplore.config.config import Config
-from bexplore.config.sections.lengths import give_lengths
+from bexplore.config.workload import give_lengths
 from bexplore.engine.process.launcher import EXTERNAL, Launcher
 from bexplore.engine.process.rank_listener import KEY_VARIABLE, LOOPBACK
 from bexplore.engine.process.timeouts import Limits, Progress

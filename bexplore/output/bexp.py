@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
-from bexplore.config.sections.variants import name_settings
+from bexplore.config.variants import name_settings
 from bexplore.measurement.probe import Observation
 from bexplore.output.event_files import AppendFile
 from bexplore.run.events import (

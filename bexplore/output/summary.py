@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from bexplore.config.sections.variants import name_settings
+from bexplore.config.variants import name_settings
 from bexplore.run.parts.choice import FrontPoint
 from bexplore.run.parts.row import Row
 from bexplore.run.result import RunResult

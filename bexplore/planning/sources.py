@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bexplore.config.sections.variants import changes_training
+from bexplore.config.variants import changes_training
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError
 from bexplore.exploration.memory_budget import count_gradient_bytes

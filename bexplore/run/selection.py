@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.config.sections.variants import JobVariant
+from bexplore.config.variants import JobVariant
 from bexplore.host.records import to_record
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import Job

@@ -34,7 +34,7 @@ from bexplore.trace.operators import (
     workspace_sizes,
 )
 from bexplore.trace.torch_private import is_in_backward, is_shared, storage_key, storage_key_of, suggest_symbolic
-from bexplore.workloads.placement import local
+from bexplore.workloads.modules import local
 from bexplore.workloads.torch_private import CompilableMode, tree_leaves
 
 _OF_TORCH = (f"{Path(torch.__file__).parent}{os.sep}", "<eval_with_key>")  # its files, and the code of its graphs

@@ -36,7 +36,7 @@ from bexplore.trace.torch_private import (
     wrap_shape_inference,
 )
 from bexplore.workloads import Workload
-from bexplore.workloads.placement import local
+from bexplore.workloads.modules import local
 from bexplore.workloads.torch_private import tree_leaves
 
 # Attention masks of transformers, whose choice reads values that fake tensors lack.

@@ -20,7 +20,7 @@ import torch
 
 from bexplore.errors import TraceError
 from bexplore.host.torch_interfaces import CHECKED_VERSIONS
-from bexplore.workloads.placement import local
+from bexplore.workloads.modules import local
 
 try:
     import torch._dynamo

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bexplore.errors import UnusableSizeError, UserInputError, require
-from bexplore.workloads.placement import is_fake
+from bexplore.workloads.modules import is_fake
 from bexplore.workloads.torch_private import tree_leaves, tree_map
 from bexplore.workloads.workload import Batch
 

@@ -22,7 +22,7 @@ from bexplore.errors import UserInputError, check_keys, close_match, first_line,
 from bexplore.job import Job
 from bexplore.job.lengths import Collation
 from bexplore.workloads.batches import random_tokens, random_values
-from bexplore.workloads.placement import is_fake
+from bexplore.workloads.modules import is_fake
 from bexplore.workloads.torch_private import tree_leaves
 from bexplore.workloads.workload import Workload, assemble
 

@@ -20,7 +20,7 @@ from bexplore.errors import UserInputError, check_keys, require
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads.batches import UserBatches
 from bexplore.workloads.import_path import UserCallable, check_call, check_calls, load_callables
-from bexplore.workloads.placement import creation_device, place
+from bexplore.workloads.modules import creation_device, place
 from bexplore.workloads.workload import Batch, Workload, assemble
 
 _PATHS = ("model", "batch", "loss", "loader", "samples_of")

@@ -22,8 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bexplore.errors import require
 from bexplore.job import Job, Parallelism
-from bexplore.workloads.blocks import find_blocks, matches_path
-from bexplore.workloads.placement import is_fake
+from bexplore.workloads.modules import find_blocks, is_fake, matches_path
 from bexplore.workloads.torch_private import make_chunks_on_demand, register_fake_process_group, unset_fake_temporarily
 
 # Names of the dimensions of a mesh, the outermost first, as in torchtitan.

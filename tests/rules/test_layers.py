@@ -23,11 +23,10 @@ ORDER = {
     "torch_interfaces machine process_tree contention",
     "emulated_gpu": "cuda_torch libraries environment config_environment",
     "job": "batching lengths job",
-    "config": "training_step document code_keys field_types schema command sections config dialects json_schema "
-    "hydra_tree starter load",
-    "config.dialects.cerebras": "section decoders encoders vision layout optimizer request load",
-    "workloads": "torch_private placement import_path blocks optimizers parallel workload batches loader decoder hf "
-    "imported builders",
+    "config": "training_step document code_keys field_types schema command workload variants config dialects "
+    "json_schema hydra_tree starter load",
+    "config.dialects.cerebras": "section decoders encoders layout",
+    "workloads": "torch_private modules import_path parallel workload batches loader decoder hf imported",
     "trace": "torch_private cost_model absent_gpu cache operators lifetimes inductor repeated_blocks "
     "activation_budget fake_build passes program_metrics tracer",
     "measurement": "statistics interleaving probe profile",

@@ -24,11 +24,10 @@ from bexplore.config.command import (
 from bexplore.config.config import Config, Request, RequestKind
 from bexplore.config.dialects.family import LAUNCHERS, Numbers, add_launcher
 from bexplore.config.dialects.recognition import FamilyFile
-from bexplore.config.document.document import Document, Problems, dotted_path
+from bexplore.config.document import Document, Problems, dotted_path, is_integer, read_bounds
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.document.writer import without_section
 from bexplore.config.schema import ExploreSettings, read_settings
-from bexplore.config.sections.values import is_integer, read_bounds
 from bexplore.errors import close_match
 from bexplore.host.secret_values import MASK, hidden, hidden_record, hidden_words, is_secret_name, keyed_digest
 from bexplore.job import CompileSettings, Job

@@ -8,10 +8,9 @@ from typing import Any
 
 from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.family import Family, Keys, Numbers, Remainder
-from bexplore.config.document.document import Document, Problems, dotted_path
+from bexplore.config.document import Document, Problems, as_number, dotted_path, is_integer, is_number
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.document.values import Values
-from bexplore.config.sections.values import as_number, is_integer, is_number
 from bexplore.errors import UserInputError, close_match
 from bexplore.job.batching import MAX_SAMPLES
 

@@ -1,1 +1,429 @@
-"""One YAML file: its values, the line of each, and one number replaced with every other byte kept."""
+"""The file of a training job: its values, their places, overrides, what is wrong with it, readers of single values."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from bexplore.config.document import toml
+from bexplore.config.document.reader import (
+    MAX_DEPTH,
+    KeyPath,
+    Position,
+    YamlReader,
+    name_kind,
+    quote,
+    read_yaml,
+    show,
+)
+from bexplore.errors import UserInputError, close_match, printable
+from bexplore.host.secret_values import MASK, hidden
+from bexplore.job.batching import MAX_SAMPLES
+
+MAX_FILE_BYTES = 256 * 1024  # the largest public file of any family, with a list of its data, has 175 KiB
+_NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
+
+
+@dataclass(slots=True, kw_only=True)
+class Document:
+    """The values of a file and the position of each.
+
+    Attributes:
+        path: The file.
+        values: Top-level mapping.
+        positions: Position by path of keys and list indices.
+        warnings: Lines on dubious text, such as a key that stands twice.
+    """
+
+    path: Path
+    values: dict[str, Any]
+    positions: dict[KeyPath, Position] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def get(self, path: Sequence[str | int], default: Any = None) -> Any:
+        """Return the value at a path of keys and indices; `default` where there is none."""
+        value: Any = self.values
+        for key in path:
+            is_key = isinstance(value, dict) and key in value
+            is_index = isinstance(value, list) and isinstance(key, int) and 0 <= key < len(value)
+            if not is_key and not is_index:
+                return default
+            value = value[key]
+        return value
+
+    def has(self, path: Sequence[str | int]) -> bool:
+        """Return whether something stands at a path; null counts."""
+        missing = object()
+        return self.get(path, missing) is not missing
+
+    def dotted_keys(self) -> list[str]:
+        """Return every key that holds a plain value, dotted."""
+        return [dotted_path(path) for path in self.positions if not isinstance(self.get(path), dict | list)]
+
+    def position(self, path: Sequence[str | int]) -> Position:
+        """Return where a path stands, or its nearest parent that does; without a line where none does."""
+        for length in range(len(path), 0, -1):
+            position = self.positions.get(tuple(path[:length]))
+            if position is not None:
+                return position
+        return Position()
+
+    def where(self, path: Sequence[str | int]) -> str:
+        """Return `file:line` of a path; `--set ...` for a value of the command line."""
+        position = self.position(path)
+        if position.override:
+            return f"--set {position.override}"
+        return f"{self.path}:{position.line}" if position.line is not None else f"{self.path}"
+
+    def apply_override(self, override: Override) -> None:
+        """Set one value, as `--set a.b=c` does, and make what is missing on the way.
+
+        A path may go through list indices (`a.0.b`) and, in a list of single-key mappings, through the key
+        (`callbacks.ScopedTrainFlags.x`). Keys that contain dots are found as they stand in the file.
+
+        Raises:
+            UserInputError: The path leads through something that is neither a mapping nor a list of mappings.
+        """
+        self.put(self._resolve(override), override)
+
+    def put(self, path: KeyPath, override: Override) -> None:
+        """Set the value of an override at a path of keys and indices, and make what is missing on the way.
+
+        Raises:
+            UserInputError: The path leads through something that is neither a mapping nor a list.
+        """
+        container: Any = self.values
+        for depth, key in enumerate(path):
+            if not isinstance(container, dict | list if isinstance(key, int) else dict):
+                place = dotted_path(path[:depth])
+                raise UserInputError(f"{override.source}: {place} is {name_kind(container)}, not a mapping")
+            if depth == len(path) - 1:
+                _assign(container, key, override.value)
+            elif _child(container, key) is None:
+                _assign(container, key, [] if isinstance(path[depth + 1], int) else {})
+            container = _child(container, key)
+        for known in [known for known in self.positions if known[: len(path)] == path]:
+            del self.positions[known]
+        self.positions[path] = Position(override=override.source.removeprefix("--set "))
+
+    def _resolve(self, override: Override) -> KeyPath:
+        """Return the path that the dotted parts of an override mean in this file."""
+        parts = list(override.parts)
+        path: list[str | int] = []
+        value: Any = self.values
+        while parts:
+            key: str | int | None
+            if isinstance(value, list):
+                key, used = _list_step(value, parts[0])
+            elif value is None or isinstance(value, dict):
+                key, used = _mapping_step(value or {}, parts)
+                self._notice_new_key(value or {}, key, path, override)
+            else:
+                raise UserInputError(f"{override.source}: {dotted_path(path)} is {name_kind(value)}, not a mapping")
+            if key is None:
+                raise UserInputError(f'{override.source}: the list {dotted_path(path)} has no element "{parts[0]}"')
+            path.append(key)
+            parts = parts[used:]
+            value = _child(value, key)
+            if value is None and key == "callbacks":
+                value = []
+        return tuple(path)
+
+    def _notice_new_key(self, container: dict[str, Any], key: Any, path: list[str | int], override: Override) -> None:
+        """Warn of a new key that resembles one that is there: it is probably a slip."""
+        near = close_match(key, container, cutoff=_NEAR_KEY)
+        if key not in container and near and path[:1] != ["explore"]:
+            section = dotted_path(path) or "the file"
+            self.warnings.append(f"{override.source}: {quote(key)} is new in {section}; did you mean {quote(near)}?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One `--set a.b=c`.
+
+    Attributes:
+        parts: The path, cut at its dots.
+        value: The value, read as YAML.
+        source: The override as messages show it.
+    """
+
+    parts: tuple[str, ...]
+    value: Any
+    source: str
+
+    @classmethod
+    def parse(cls, text: str) -> Override:
+        """Read `a.b=c`.
+
+        Raises:
+            UserInputError: The text is not of that form, or its value is not YAML.
+        """
+        dotted, equals, written = text.partition("=")
+        if dotted.count(".") >= MAX_DEPTH:
+            raise UserInputError(
+                f"--set {quote(dotted)} names {dotted.count('.') + 1} levels of keys; {MAX_DEPTH} are the most"
+            )
+        parts = tuple(part.strip() for part in dotted.split("."))
+        if not equals or not all(parts):
+            raise UserInputError(f'--set needs key=value, not "{show(hidden(text))}"', hint="type --set explore.seed=1")
+        source = f"--set {show(_without_values(dotted, written))}"
+        return cls(parts=parts, value=YamlReader(source).read(written), source=source)
+
+
+def _without_values(dotted: str, written: str) -> str:
+    """Return an override as messages show it: of variables only the names."""
+    if dotted.strip() == "explore.env" or dotted.strip().startswith("explore.env."):
+        return f"{dotted}={MASK}"
+    return hidden(f"{dotted}={written}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One mistake: where, the rule with the value, and what to type."""
+
+    where: str
+    line: int
+    rule: str
+    hint: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Problems:
+    """All mistakes of a document, so that one error lists them.
+
+    Attributes:
+        document: The document that is read.
+        found: Mistakes.
+        warnings: Lines on dubious values, which do not stop anything.
+    """
+
+    document: Document
+    found: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def error(self, path: Sequence[str | int], rule: str, hint: str = "") -> None:
+        """Note a mistake at a path."""
+        line = self.document.position(path).line or 0
+        problem = Problem(where=self.document.where(path), line=line, rule=rule, hint=hint)
+        if problem not in self.found:
+            self.found.append(problem)
+
+    def warn(self, path: Sequence[str | int], text: str) -> None:
+        """Note something dubious at a path."""
+        line = printable(f"{self.document.where(path)}: {text}")
+        if line not in self.warnings:
+            self.warnings.append(line)
+
+    def raise_if_any(self) -> None:
+        """Raise one UserInputError that lists all mistakes, in the order of the file."""
+        if len(self.found) == 1:
+            only = self.found[0]
+            raise UserInputError(f"{only.where}: {only.rule}", hint=only.hint)
+        if self.found:
+            lines = [f"{len(self.found)} problems in {self.document.path}"]
+            for problem in sorted(self.found, key=lambda problem: problem.line):
+                lines.append(f"  {problem.where}: {problem.rule}")
+                lines.extend([f"      {problem.hint}"] if problem.hint else [])
+            raise UserInputError("\n".join(lines))
+
+
+def read(path: Path) -> Document:
+    """Read a file whose top level is a mapping.
+
+    Raises:
+        UserInputError: The file cannot be read, or its top level is no mapping.
+    """
+    text = read_text(path)
+    if path.suffix == ".toml":
+        table, places = toml.read(text, str(path))
+        return Document(path=path, values=table, positions=places)
+    values, positions, warnings = read_yaml(text, str(path))
+    if values is None:
+        raise UserInputError(f"{path} is empty", hint="start from an example: bexplore init --example quickstart")
+    if not isinstance(values, dict):
+        raise UserInputError(f"{path}:1: the top level must be a mapping of sections, not {name_kind(values)}")
+    return Document(path=path, values=copy.deepcopy(values), positions=dict(positions), warnings=list(warnings))
+
+
+def dotted_path(path: Sequence[str | int]) -> str:
+    """Return a path as people write it."""
+    return ".".join(str(key) for key in path)
+
+
+def read_text(path: Path) -> str:
+    """Read the text of a file, never more than the limit."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except IsADirectoryError:
+        raise UserInputError(f"{path} is a folder, not a file", hint="name the YAML file in it") from None
+    except FileNotFoundError:
+        raise UserInputError(
+            f"there is no file {path}", hint="write one to try: bexplore init --example quickstart"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserInputError(f"{path} cannot be read: {error}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise UserInputError(
+            f"{path} is larger than {MAX_FILE_BYTES // 1024} KiB; no configuration is",
+            hint="name the YAML file of the training job",
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserInputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
+
+
+def _child(container: Any, key: str | int) -> Any:
+    """Return what stands under a key or an index; None where nothing does."""
+    if isinstance(container, list):
+        return container[key] if isinstance(key, int) and key < len(container) else None
+    return container.get(key) if isinstance(container, dict) else None
+
+
+def _assign(container: Any, key: str | int, value: Any) -> None:
+    """Set an element of a mapping or a list; the index behind the last appends."""
+    if isinstance(container, list) and key == len(container):
+        container.append(value)
+    else:
+        container[key] = value
+
+
+def _list_step(values: list[Any], part: str) -> tuple[int | None, int]:
+    """Return the index that a part of a path means in a list, and how many parts it takes (0: an element's key).
+
+    A key that no element has means a new element behind the last; None where the list does not hold mappings.
+    """
+    if part.isdecimal() and int(part) < len(values):
+        return int(part), 1
+    for index, element in enumerate(values):
+        if isinstance(element, dict) and part in element:
+            return index, 0
+    if part.isdecimal() or not all(isinstance(element, dict) for element in values):
+        return None, 1
+    return len(values), 0
+
+
+def _mapping_step(values: dict[str, Any], parts: list[str]) -> tuple[str, int]:
+    """Return the key that the first parts of a path mean: the longest that is there, else the first part.
+
+    A flag such as `csx.performance.micro_batch_size` is one key of its callback, whether it stands there yet or not.
+    """
+    for length in range(len(parts), 0, -1):
+        if ".".join(parts[:length]) in values:
+            return ".".join(parts[:length]), length
+    length = len(parts) if parts[0] == "csx" else 1
+    return ".".join(parts[:length]), length
+
+
+_NEAR_MISS = 0.85  # similarity from which a key is taken for a misspelt one; lower values catch real foreign keys
+
+_NEAR_BOUND = 0.4  # similarity from which a key is taken for min or max; "minimum" has 0.6, "lower" none
+
+
+def as_flag(value: Any) -> bool | None:
+    """Return true and false, and what YAML 1.1 takes for them; None for anything else.
+
+    Most training tools read YAML 1.1, where `yes` and `off` are truth values; in YAML 1.2 they are texts.
+    """
+    if isinstance(value, bool):
+        return value
+    words = {"yes": True, "on": True, "no": False, "off": False}
+    return words.get(value.lower()) if isinstance(value, str) else None
+
+
+def as_number(value: Any) -> Any:
+    """Return the number in a quoted text; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def is_integer(value: Any) -> TypeGuard[int]:
+    """Return whether a value is a whole number; true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a finite number; true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def read_flag(problems: Problems, path: KeyPath, default: bool) -> bool:
+    """Read a truth value; the default where it is absent, null, or wrong, which is noted."""
+    value = problems.document.get(path)
+    if value is None:
+        return default
+    flag = as_flag(value)
+    if flag is None:
+        problems.error(path, f"{path[-1]} must be true or false, not {quote(value)}")
+        return default
+    return flag
+
+
+def read_positive(problems: Problems, path: KeyPath, largest: int = MAX_SAMPLES) -> int | None:
+    """Read a positive integer; None where it is absent, null, or wrong, which is noted."""
+    value = problems.document.get(path)
+    if value is None:
+        return None
+    if is_integer(value) and 1 <= value <= largest:
+        return int(value)
+    hint = f"no sensible value is above {largest}" if is_integer(value) and value > 0 else "type 1 or more"
+    problems.error(path, f"{path[-1]} must be a positive integer, not {quote(value)}", hint)
+    return None
+
+
+def read_number(problems: Problems, path: KeyPath, default: float) -> float:
+    """Read a finite number, quoted or not; the default where it is absent, null, or wrong, which is noted."""
+    value = as_number(problems.document.get(path))
+    if value is None:
+        return default
+    if not is_number(value):
+        problems.error(path, f"{path[-1]} must be a number, not {quote(value)}")
+        return default
+    return float(value)
+
+
+def read_bounds(problems: Problems, path: KeyPath) -> tuple[int | None, int | None]:
+    """Read `{min: N, max: M}`, either of which may be missing."""
+    bounds = problems.document.get(path)
+    if bounds is None:
+        return None, None
+    if not isinstance(bounds, dict):
+        problems.error(path, f"explore must be {{min: N, max: M}}, not {quote(bounds)}")
+        return None, None
+    for key in bounds:
+        if key not in ("min", "max"):
+            near = close_match(key, ["min", "max"], cutoff=_NEAR_BOUND)
+            hint = f'did you mean "{near}"?' if near else "known here: min, max"
+            problems.error((*path, key), f"unknown key {quote(key)} under explore", hint)
+    minimum, maximum = read_positive(problems, (*path, "min")), read_positive(problems, (*path, "max"))
+    if minimum is not None and maximum is not None and minimum > maximum:
+        problems.error((*path, "min"), f"min {minimum} is above max {maximum}", f"type min: {maximum} or less")
+        return None, None
+    return minimum, maximum
+
+
+def require_mapping(problems: Problems, path: KeyPath) -> None:
+    """Note a section that is neither a mapping nor null nor absent."""
+    value = problems.document.get(path)
+    if value is not None and not isinstance(value, dict):
+        problems.error(path, f"{path[-1]} must be a mapping, not {name_kind(value)}")
+
+
+def notice_near_misses(problems: Problems, path: KeyPath, known: Sequence[str]) -> None:
+    """Warn of unread keys that resemble a read key that is absent."""
+    section = problems.document.get(path)
+    if not isinstance(section, dict):
+        return
+    for key in section:
+        near = close_match(key, known, cutoff=_NEAR_MISS)
+        if key not in known and near is not None and near not in section:
+            problems.warn((*path, key), f"{quote(key)} is not read; did you mean {quote(near)}?")

@@ -28,7 +28,7 @@ from bexplore.errors import UserInputError
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import Batch
-from bexplore.workloads.optimizers import find_unfused, name_optimizers
+from bexplore.workloads.workload import find_unfused, name_optimizers
 
 MAX_UPDATES = 3
 # Pairs in which batches of another collation are timed beside those of the training.

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
 from bexplore.engine.worker.torch_private import memory_events
-from bexplore.workloads.placement import local
+from bexplore.workloads.modules import local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bexplore.config.sections.variants import name_settings
+from bexplore.config.variants import name_settings
 from bexplore.measurement.probe import Observation, Outcome
 from bexplore.output.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
 from bexplore.output.report.report_data import ReportData

@@ -12,7 +12,7 @@ import jinja2
 from jinja2.filters import Markup  # type: ignore[attr-defined]  # imported there
 
 from bexplore import __version__
-from bexplore.config.sections.variants import name_settings
+from bexplore.config.variants import name_settings
 from bexplore.diagnosis.bottlenecks import JobEvidence, find_bottlenecks
 from bexplore.diagnosis.profiled import find_network_bottlenecks, find_profile_bottlenecks
 from bexplore.measurement.probe import Observation, compare_sizes

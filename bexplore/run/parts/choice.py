@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.config.sections.variants import ARGUMENT, changes_training, name_settings
+from bexplore.config.variants import ARGUMENT, changes_training, name_settings
 from bexplore.measurement.probe import Observation
 from bexplore.run.facts import Facts
 from bexplore.run.parts.row import Row, View

@@ -258,7 +258,7 @@ def test_a_mistake_is_named_with_its_value_and_what_to_type(fields, message, hin
 
 
 def test_a_frozen_model_cannot_be_trained():
-    from bexplore.workloads.optimizers import build_optimizer
+    from bexplore.workloads.workload import build_optimizer
 
     frozen = torch.nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(UserInputError, match="nothing to train"):

@@ -11,9 +11,8 @@ from torch.distributed.tensor import DTensor
 from bexplore.errors import UserInputError
 from bexplore.job import CompileSettings, Job, Parallelism, Precision
 from bexplore.workloads import build
-from bexplore.workloads.blocks import find_blocks
+from bexplore.workloads.modules import find_blocks, local
 from bexplore.workloads.parallel import make_mesh
-from bexplore.workloads.placement import local
 from bexplore.workloads.torch_private import make_chunks_on_demand
 from bexplore.workloads.workload import check_precision, convert_modules
 from tests.torch.groups import leave_group

@@ -7,7 +7,7 @@ import torch
 from bexplore.config.load import load_config
 from bexplore.config.training_step import methods
 from bexplore.workloads import build
-from bexplore.workloads.optimizers import find_unfused, name_optimizers
+from bexplore.workloads.workload import find_unfused, name_optimizers
 from tests.builders import ROOT
 
 CONFIGS = ROOT / "configs"

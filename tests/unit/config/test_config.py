@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from bexplore.config.config import Config, ExploreSettings, Request, RequestKind
-from bexplore.config.document.document import Document, Problems
+from bexplore.config.document import Document, Problems
 from bexplore.config.document.reader import YamlReader
 from bexplore.config.json_schema import make_schema
 from bexplore.config.load import load_config

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from bexplore.actions.trace import trace_job
-from bexplore.config.sections.variants import JobVariant
+from bexplore.config.variants import JobVariant
 from bexplore.errors import UserInputError
 from bexplore.exploration import variants
 from bexplore.exploration.variants import make_priors, operations_over_file, select_variants, trace_all

@@ -29,8 +29,8 @@ from bexplore.config.dialects.cerebras.section import (
     transformers,
     word,
 )
+from bexplore.config.document import is_integer
 from bexplore.config.document.reader import quote
-from bexplore.config.sections.values import is_integer
 from bexplore.errors import close_match
 
 _DECODERS = frozenset(

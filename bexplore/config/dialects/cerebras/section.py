@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.config.document.document import Problems
+from bexplore.config.document import Problems, is_integer, read_flag, read_number, read_positive
 from bexplore.config.document.reader import KeyPath, quote, show
 from bexplore.config.field_types import MAX_TOKENS
-from bexplore.config.sections.values import is_integer, read_flag, read_number, read_positive
 from bexplore.errors import close_match
 
 _NO_EFFECT = frozenset(  # on time and memory: initial values, scales of the loss, generation, metrics, their compiler

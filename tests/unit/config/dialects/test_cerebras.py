@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bexplore.config.config import RequestKind
 from bexplore.config.dialects.cerebras.decoders import SHOWN_DECODERS
-from bexplore.config.document.document import Document, read
+from bexplore.config.document import Document, read
 from bexplore.config.json_schema import make_schema
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bexplore.config.document import document
-from bexplore.config.document.document import Document, Override, Problems
+from bexplore.config import document
+from bexplore.config.document import Document, Override, Problems
 from bexplore.config.document.reader import YamlReader, resolve_plain
 from bexplore.errors import UserInputError
 

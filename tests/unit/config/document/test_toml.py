@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bexplore.config.document import document, toml
+from bexplore.config import document
+from bexplore.config.document import toml
 from bexplore.errors import UserInputError
 
 FILE = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.config.sections.variants import MAX_VARIANTS, changes_training, find_key_path, name_settings
+from bexplore.config.variants import MAX_VARIANTS, changes_training, find_key_path, name_settings
 from bexplore.job import Precision
 from tests.unit.config.builders import Folder, sections
 

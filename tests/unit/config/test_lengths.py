@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bexplore.config.config import Config
-from bexplore.config.sections.lengths import give_lengths
+from bexplore.config.workload import give_lengths
 from bexplore.job.lengths import Collation, Lengths
 from tests.unit.config.builders import Folder, sections
 

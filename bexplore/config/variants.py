@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bexplore.config.document.document import Document, Override, Problems, dotted_path
+from bexplore.config.document import Document, Override, Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.errors import close_match
 from bexplore.job import CompileSettings, Job, Mode
