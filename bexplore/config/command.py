@@ -137,14 +137,7 @@ class Command:
     def values(
         self, *, micro_batch_size: int, accumulation: int, num_replicas: int, folder: Path | None = None
     ) -> dict[str, str]:
-        """Return the text of each placeholder.
-
-        Args:
-            micro_batch_size: Samples of one replica in one pass.
-            accumulation: Micro-batches of one replica in one optimizer step.
-            num_replicas: Data-parallel replicas.
-            folder: Folder of the start, for its files; None leaves the two placeholders of files as they are.
-        """
+        """Return the text of each placeholder; without the folder of a start, those of files stay as they are."""
         numbers = {
             "micro_batch_size": micro_batch_size,
             "accumulation": accumulation,

@@ -232,5 +232,4 @@ def _on_device(job: Job, device: str) -> Job:
 
 
 def _scales(device: str) -> bool:
-    """Return whether a device scales gradients, which float16 needs."""
     return device_kind(device) == "cuda"

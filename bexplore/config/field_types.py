@@ -63,7 +63,6 @@ class SettingError(ValueError):
 
 
 def _memory(value: Any) -> Any:
-    """Accept `auto`, a fraction of the device's memory, or a size."""
     if value == "auto":
         return value
     if isinstance(value, float | int) and not isinstance(value, bool) and 0 < value <= 1:
@@ -80,7 +79,6 @@ def _memory(value: Any) -> Any:
 
 
 def _size(value: Any) -> Any:
-    """Accept `auto`, 0, or a size."""
     if value == "auto" or (value == 0 and value is not False):
         return value
     if _is_number(value) and 0 < value < 1:
@@ -89,7 +87,6 @@ def _size(value: Any) -> Any:
 
 
 def _duration(value: Any) -> Any:
-    """Accept null, or a duration; return seconds."""
     if value is None:
         return None
     seconds: float = _as_setting_error(parse_seconds, value)
@@ -137,7 +134,6 @@ def _checkpointing(value: Any) -> Any:
 
 
 def _candidates(value: Any) -> Any:
-    """Accept a rule by name, or the sizes themselves."""
     if value in _CANDIDATE_RULES:
         return value
     is_size = [isinstance(v, int) and not isinstance(v, bool) and 1 <= v <= MAX_SAMPLES for v in _as_list(value)]
@@ -168,7 +164,6 @@ def _address(value: Any) -> Any:
 
 
 def _as_setting_error(parse: Callable[[Any], Any], value: Any) -> Any:
-    """Call a parser; raise its error in the form that pydantic collects."""
     try:
         return parse(value)
     except BexploreError as error:
@@ -176,7 +171,6 @@ def _as_setting_error(parse: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _in_percent(value: Any) -> float | None:
-    """Return the number of a text such as `80 %`; None for anything else."""
     is_percent = isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value)
     return float(value.rstrip("% ")) if is_percent else None
 
@@ -227,12 +221,7 @@ MAY_BE_SECRET = (("env",), ("storage",), ("command",), ("launcher",))
 
 
 def translate(detail: Any, problems: Problems, known_keys: Callable[[KeyPath], Sequence[str]]) -> None:
-    """Add one error of pydantic to the problems.
-
-    Args:
-        detail: One of `ValidationError.errors()`.
-        known_keys: The keys of the section at a path below `explore`.
-    """
+    """Add one error of pydantic to the problems."""
     path = ("explore", *(part for part in detail["loc"]))
     name, value, context = dotted_path(path), detail["input"], detail.get("ctx", {})
     if path[1:2] in MAY_BE_SECRET:

@@ -51,11 +51,7 @@ def is_tree(values: Mapping[str, Any]) -> bool:
 
 
 def read_leaves(path: Path) -> list[Leaf]:
-    """Return the plain values of a tree; of those that stand in several files, the one that wins.
-
-    Raises:
-        UserInputError: A file of the tree is absent or wrong, or there are too many.
-    """
+    """Return the plain values of a tree; of those that stand in several files, the one that wins."""
     first = _Tree(path.parent, {})
     for _ in first.read(path, group="", package=()):
         pass  # a file may override an option that stands before it

@@ -62,7 +62,6 @@ def make_family_schema(family: Family) -> dict[str, Any]:
 
 
 def _place(properties: dict[str, Any], keys: Keys, schema: dict[str, Any]) -> None:
-    """Put a schema at each of the keys, through objects."""
     for key in keys:
         *sections, last = key.split(".")
         inner = properties

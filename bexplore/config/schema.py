@@ -126,12 +126,10 @@ class ImplementationOptions(_Section):
 
 
 def _words_of_command(value: Any) -> Any:
-    """Split a text into words as a shell does."""
     return shlex.split(value) if isinstance(value, str) else value
 
 
 def _texts(value: Any) -> Any:
-    """Accept plain numbers as values of variables."""
     if not isinstance(value, dict):
         return value
     return {name: str(one) if type(one) in (int, float) else one for name, one in value.items()}
@@ -219,7 +217,6 @@ class WorkloadOptions(_Section):
 
 
 def _list_of_lengths(value: Any) -> Any:
-    """Read a list as lengths of samples, and a text as the file of them."""
     if isinstance(value, str):
         return {"file": value}
     return {"values": value} if isinstance(value, list) else value
@@ -557,11 +554,7 @@ class ExploreSettings(_Section):
         return None if self.replica_reserve == "auto" else int(self.replica_reserve)
 
     def memory_budget_bytes(self, device_memory_bytes: int) -> int | None:
-        """Return the bytes of the given budget; None for `auto`.
-
-        Args:
-            device_memory_bytes: Memory of the device, for a budget that is a fraction of it.
-        """
+        """Return the bytes of the given budget; None for `auto`."""
         if self.memory_budget == "auto":
             return None
         if isinstance(self.memory_budget, float):
@@ -572,14 +565,7 @@ class ExploreSettings(_Section):
 def read_settings(
     section: Any, problems: Problems, *, allow_code: bool = True, effort: str = "normal"
 ) -> ExploreSettings:
-    """Check the `explore:` section: note every mistake, and return the defaults if there is any.
-
-    Args:
-        section: The section; None where it is absent.
-        problems: Receives the mistakes.
-        allow_code: False refuses what can run or import something.
-        effort: Effort where the section has none.
-    """
+    """Check the `explore:` section: note every mistake, and return the defaults if there is any."""
     if section is not None and not isinstance(section, dict):
         problems.error(("explore",), f"explore must be a mapping of settings, not {quote(section)}")
     values = {"effort": effort} | section if isinstance(section, dict) else {"effort": effort}

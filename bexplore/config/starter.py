@@ -81,11 +81,7 @@ def list_examples() -> dict[str, str]:
 
 
 def read_example(name: str) -> dict[Path, str]:
-    """Return the texts of an example by the names of its files, the one to explore first.
-
-    Raises:
-        UserInputError: There is no such example.
-    """
+    """Return the texts of an example by the names of its files, the one to explore first."""
     paths = [_example_folder() / f"{name}{suffix}" for suffix in _EXAMPLE_SUFFIXES]
     found = [path for path in paths if path.is_file()]
     if not found or Path(name).name != name:
@@ -99,7 +95,6 @@ def _example_names() -> list[str]:
 
 
 def _example_folder() -> Path:
-    """Return the folder of the examples: beside this module in an installed package, else that of the clone."""
     installed = Path(__file__).parent / "example_files"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
 
@@ -108,11 +103,7 @@ def _example_folder() -> Path:
 
 
 def from_file(path: Path) -> Starter:
-    """Return a family's file with the word at its micro-batch size, or a file for the command of a Hydra tree.
-
-    Raises:
-        UserInputError: The file is of no known family, or its numbers are wrong.
-    """
+    """Return a family's file with the word at its micro-batch size, or a file for the command of a Hydra tree."""
     read = document.read(path)
     found = recognise(read)
     if found is None and is_tree(read.values):
@@ -176,7 +167,6 @@ def _from_tree(path: Path) -> Starter:
 
 
 def _find_leaf(leaves: Sequence[Leaf], placeholder: str) -> Leaf | None:
-    """Return the value that a placeholder stands for, that of the training before that of an evaluation."""
     for name in _OPTIONS[placeholder]:
         named = [leaf for leaf in leaves if leaf.path[-1] == name and is_integer(leaf.value) and leaf.value > 0]
         if named:
@@ -185,7 +175,6 @@ def _find_leaf(leaves: Sequence[Leaf], placeholder: str) -> Leaf | None:
 
 
 def _find_hydra_script(path: Path) -> tuple[Path | None, list[str]]:
-    """Return the script that a tree belongs to, and the option that chooses its primary file."""
     for folder in dict.fromkeys((path.resolve().parent.parent, Path.cwd(), path.resolve().parent)):
         for script in sorted(folder.glob("*.py")):
             if _is_of_hydra(script):
@@ -200,11 +189,7 @@ def _find_hydra_script(path: Path) -> tuple[Path | None, list[str]]:
 
 
 def from_command(words: Sequence[str], *, target: Path | None = None) -> Starter:
-    """Return a file for a training command, whose values are replaced by placeholders.
-
-    Raises:
-        UserInputError: No word of the command is the micro-batch size.
-    """
+    """Return a file for a training command, whose values are replaced by placeholders."""
     scripts = [Path(word) for word in words if word.endswith(".py") and Path(word).is_file()]
     known = [option for script in scripts for option in _read_options(script)]
     filled = _with_options(_with_placeholders(list(words)), known)
@@ -238,7 +223,6 @@ def _placeholders_in(words: Iterable[str]) -> set[str]:
 
 
 def _with_placeholders(words: list[str]) -> list[str]:
-    """Return the words with the values of known options replaced."""
     found = _placeholders_in(words)
     for placeholder, names in _OPTIONS.items():
         place = None if placeholder in found else _find_value(words, names)
@@ -264,7 +248,6 @@ def _find_value(words: Sequence[str], names: Iterable[str]) -> tuple[int, str] |
 
 
 def _with_options(words: list[str], known: Sequence[str]) -> list[str]:
-    """Return the words with options that the script has and the command lacks."""
     found = _placeholders_in(words)
     for placeholder in ("micro_batch_size", "output_dir"):
         ranks = {option: option.lstrip("-").replace("-", "_") for option in known}

@@ -149,15 +149,7 @@ def read_axes(problems: Problems) -> tuple[Axis, ...]:
 def find_variants(
     problems: Problems, settings: ExploreSettings, axes: Sequence[Axis], own: Job, job_of: JobOf
 ) -> tuple[JobVariant, ...]:
-    """Return the variants of a job, its own settings first; none where there is nothing to choose from.
-
-    Args:
-        problems: Of the file; receives what is wrong, and what is left out.
-        settings: Of the file.
-        axes: As `read_axes` has returned them.
-        own: The job with the file's own settings.
-        job_of: Makes the job of a document with other settings.
-    """
+    """Return the variants of a job, its own settings first; none where there is nothing to choose from."""
     against = find_contradiction(own)
     if against is not None:
         key, rule, hint = against
@@ -188,7 +180,6 @@ def find_contradiction(job: Job) -> tuple[str, str, str] | None:
 
 
 def _flat(section: Mapping[str, Any]) -> Iterator[tuple[str, Any, KeyPath]]:
-    """Yield key, value and path of each setting, whether its key is dotted or stands as mappings in mappings."""
 
     def walk(key: str, value: Any, path: KeyPath) -> Iterator[tuple[str, Any, KeyPath]]:
         if not isinstance(value, dict) or key in KEYS or key.startswith(ARGUMENT):
@@ -202,7 +193,6 @@ def _flat(section: Mapping[str, Any]) -> Iterator[tuple[str, Any, KeyPath]]:
 
 
 def _axis(problems: Problems, key: str, value: Any, path: KeyPath) -> Axis | None:
-    """Return one key, or note why it cannot be explored."""
     if key not in KEYS and key.removeprefix(ARGUMENT) == key:
         near = close_match(key, [*KEYS, f"{ARGUMENT}NAME"])
         hint = f"did you mean {near}?" if near else f"known here: {', '.join(KEYS)}, {ARGUMENT}NAME"
@@ -237,7 +227,6 @@ def _put(document: Document, axis: Axis, index: int) -> None:
 
 
 def _with(problems: Problems, values: Sequence[tuple[Axis, int]]) -> Problems:
-    """Return the problems, none so far, of a document with other values."""
     changed = copy.deepcopy(problems.document)
     for axis, index in values:
         _put(changed, axis, index)
@@ -245,7 +234,6 @@ def _with(problems: Problems, values: Sequence[tuple[Axis, int]]) -> Problems:
 
 
 def _check_values(problems: Problems, axis: Axis, job_of: JobOf) -> None:
-    """Note each value that the key itself could not have in this file."""
     for index in range(len(axis.values)):
         alone = _with(problems, [(axis, index)])
         job_of(alone)
@@ -317,7 +305,6 @@ def _refuse(problems: Problems, listed: Sequence[Axis], count: int) -> None:
 
 
 def _notice_without_effect(problems: Problems, listed: Sequence[Axis], jobs: Sequence[Job]) -> None:
-    """Warn of keys whose values all make the same program."""
     for axis in listed:
         made = {repr(get_setting(axis.key, job)) if has_setting(axis.key, job) else "" for job in jobs}
         if len(axis.values) > 1 and len(made) == 1:
@@ -326,7 +313,6 @@ def _notice_without_effect(problems: Problems, listed: Sequence[Axis], jobs: Seq
 
 
 def _check_other_settings(problems: Problems, settings: ExploreSettings) -> None:
-    """Note settings that go with one variant only."""
     if settings.launcher not in (None, "none"):
         problems.error(
             ("explore", "launcher"),

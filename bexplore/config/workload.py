@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bexplore.config.code_keys import OWN_LAUNCHERS
 from bexplore.config.document import Problems, dotted_path, is_integer
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.field_types import MAX_TOKENS
@@ -29,12 +30,7 @@ _TRANSFORMERS_DATA = ("sequence_length", "target_length", "image_size")
 
 
 def make_described_job(settings: ExploreSettings, common: Mapping[str, Any], described: Mapping[str, Any]) -> Job:
-    """Make the job of a model that the file describes.
-
-    Args:
-        common: Fields of `Job` that do not depend on the kind of workload.
-        described: `workload` (without one, the built-in decoder), `model`, `data` and `sequence_length`.
-    """
+    """Make the job of a model that the file describes."""
     fields = {"workload": "decoder"} | dict(common) | dict(described) | _process(settings)
     return Job(**fields | _implementation(settings, fields))
 
@@ -63,7 +59,6 @@ def make_workload_job(
 
 
 def _check_own_step(settings: ExploreSettings, problems: Problems) -> None:
-    """Note settings that a step of the user's own decides itself."""
     if settings.activation_checkpointing != "none":
         problems.error(
             ("explore", "activation_checkpointing"),
@@ -81,7 +76,6 @@ def _imported(workload: WorkloadOptions) -> dict[str, Any]:
 
 
 def _process(settings: ExploreSettings) -> dict[str, Any]:
-    """Return how the training's process compiles and what it recomputes, and what it sets in torch."""
     compiling = settings.compile.model_dump() | {"enabled": settings.compile.enabled is not False}
     compiling["mode"] = None if settings.compile.mode == "default" else settings.compile.mode  # torch's own name of it
     return {
@@ -125,7 +119,6 @@ def _transformers(options: TransformersOptions, sequence_length: int | None) -> 
 
 
 def _longest_sequence(options: TransformersOptions) -> int | None:
-    """Return the tokens of a sample by the model's configuration; None for images or if it has none."""
     if options.task == "image_classification":
         return None
     lengths = [options.config.get(name) for name in ("max_position_embeddings", "n_positions")]
@@ -135,17 +128,10 @@ def _longest_sequence(options: TransformersOptions) -> int | None:
 _PATH: KeyPath = ("explore", "parallelism")
 _OF_SHARDING = ("mixed_precision_param", "mixed_precision_reduce")
 _OF_DDP = ("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters")
-# Launchers of the ranks; anything else is a command that holds `{worker}`.
-LAUNCHERS = ("none", "torchrun", "srun", "ray", "external")
 
 
 def read_parallelism(problems: Problems, settings: ExploreSettings, num_replicas_path: KeyPath) -> Parallelism:
-    """Return the parallelism of a job that bexplore builds; one device where the file names none.
-
-    Args:
-        problems: Of the file; receives what is wrong.
-        num_replicas_path: Key of the file that holds the number of data-parallel replicas.
-    """
+    """Return the parallelism of a job that bexplore builds; one device where the file names none."""
     options = settings.parallelism
     if options is None:
         _check_launcher(problems, settings)
@@ -164,7 +150,6 @@ def read_parallelism(problems: Problems, settings: ExploreSettings, num_replicas
 
 
 def _shards(problems: Problems, options: ParallelismOptions, num_replicas: int | None, path: KeyPath) -> int:
-    """Return the ranks that shard a copy: as given, else what the replicas leave."""
     copies, shards = options.data_parallel_replicate_degree, options.data_parallel_shard_degree
     key = dotted_path(path)
     if shards == -1:
@@ -214,13 +199,13 @@ def _check_launcher(problems: Problems, settings: ExploreSettings) -> None:
             f"launcher external waits for ranks at an address, and explore.rendezvous names {lacks}",
             "type explore.rendezvous: HOST:PORT, an address of this machine",
         )
-    if launcher is None or launcher in LAUNCHERS:
+    if launcher is None or launcher in OWN_LAUNCHERS:
         if launcher not in (None, "none") and settings.parallelism is None:
             problems.error(place, f"launcher {launcher} starts ranks, and explore.parallelism names none", "write both")
         return
     if "{worker}" not in launcher:
-        near = close_match(launcher, LAUNCHERS)
-        known = f"{', '.join(LAUNCHERS)}, or a command with {{worker}} where the command of one rank stands"
+        near = close_match(launcher, OWN_LAUNCHERS)
+        known = f"{', '.join(OWN_LAUNCHERS)}, or a command with {{worker}} where the command of one rank stands"
         problems.error(
             place,
             f"{quote(launcher)} is no launcher",
@@ -238,10 +223,6 @@ def with_lengths(problems: Problems, settings: ExploreSettings, job: Job, in_tok
 
     Samples are cut off behind the job's own sequence length, as a tokenizer does. One program then serves all lengths
     of a training that does not say otherwise, and a padding collator's mask is given to models of transformers.
-
-    Args:
-        problems: Receives what is wrong.
-        in_tokens: As of `give_lengths`.
     """
     options = settings.lengths
     if options is None or not _has_lengths(problems, job):
@@ -333,7 +314,6 @@ def _data(settings: ExploreSettings, job: Job, lengths: Lengths) -> dict[str, An
 
 
 def _read(problems: Problems, options: LengthsOptions) -> tuple[Integers, list[float] | None] | None:
-    """Return lengths and their weights; None where the file of them is wrong."""
     if options.values is not None:
         return np.asarray(options.values), options.weights
     if options.quantiles is not None:
@@ -351,7 +331,6 @@ def _read(problems: Problems, options: LengthsOptions) -> tuple[Integers, list[f
 
 
 def _of_file(path: Path) -> Integers:
-    """Read lengths of samples; a ValueError says what the file holds instead."""
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
     if path.suffix == ".npy":

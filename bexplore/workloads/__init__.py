@@ -40,7 +40,6 @@ def build(job: Job) -> Workload:
 
 
 def _set_torch(settings: TorchSettings) -> None:
-    """Apply the job's settings of torch; None leaves a setting as it is."""
     if settings.float32_matmul_precision is not None:
         torch.set_float32_matmul_precision(settings.float32_matmul_precision)
     if settings.cudnn_benchmark is not None:
@@ -48,7 +47,6 @@ def _set_torch(settings: TorchSettings) -> None:
 
 
 def _check_device(name: str) -> torch.device:
-    """Read the name of a torch device."""
     try:
         return torch.device(name)
     except RuntimeError as error:

@@ -104,12 +104,7 @@ def _check_size(is_right: bool, micro_batch_size: int, found: str) -> None:
 def find_batch_layout(
     make_batch: Callable[[int], Batch], *, samples_of: Callable[[Batch], int] | None = None
 ) -> BatchLayout:
-    """Find where the samples are, by comparing batches of two sizes.
-
-    Args:
-        make_batch: micro_batch_size -> batch, a pytree.
-        samples_of: The user's own count of the samples of a batch; None for none.
-    """
+    """Find where the samples are, by comparing batches of two sizes."""
     layout = _compare_sizes(make_batch, _SMALL_SIZES, samples_of) or _compare_larger_sizes(make_batch, samples_of)
     if layout is not None:
         return layout

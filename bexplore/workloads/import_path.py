@@ -15,13 +15,7 @@ _SECTION = "explore.workload"  # section of the configuration with the paths
 
 
 def load_callable(path: Any, *, setting: str, import_root: str | None = None) -> Callable[..., Any]:
-    """Import the callable that a path names; errors of the imported module are not caught.
-
-    Args:
-        path: `package.module:name`, where the name may have dots of its own.
-        setting: Name of the setting in the configuration, for messages.
-        import_root: Folder put first on the import path, where it stays for later imports.
-    """
+    """Import the callable that a path names; errors of the imported module are not caught."""
     module_name, colon, attribute = path.partition(":") if isinstance(path, str) else ("", "", "")
     require(
         bool(module_name and colon and attribute),
@@ -61,13 +55,7 @@ class UserCallable:
 def load_callables(
     paths: Mapping[str, Any], arguments: Mapping[str, Any], *, import_root: str | None = None
 ) -> dict[str, UserCallable]:
-    """Import callables that share one set of keyword arguments: each gets those that its signature names.
-
-    Args:
-        paths: Import path of each, by the name of its setting.
-        arguments: Keyword arguments of all callables together; each must be taken by one.
-        import_root: Folder put first on the import path.
-    """
+    """Import callables that share one set of keyword arguments: each gets those that its signature names."""
     functions = {
         name: load_callable(path, setting=f"{_SECTION}.{name}", import_root=import_root) for name, path in paths.items()
     }
@@ -85,12 +73,7 @@ def load_callables(
 
 
 def check_call(user_callable: UserCallable, *positional: str, setting: str) -> None:
-    """Raise UserInputError where a call with these positional arguments lacks some, or has too many.
-
-    Args:
-        positional: Names of the positional arguments, for the message.
-        setting: Name of its path in the workload section.
-    """
+    """Raise UserInputError where a call with these positional arguments lacks some, or has too many."""
     try:
         signature = inspect.signature(user_callable.function)
     except ValueError:  # some functions written in C have none

@@ -78,7 +78,6 @@ def build_imported(job: Job) -> Workload:
 
 
 def _make_longest(job: Job, function: Callable[..., Batch]) -> UserCallable:
-    """Return a maker of the longest batches, if the lengths of samples vary."""
     own = function if isinstance(function, UserCallable) else UserCallable(path="make_batch", function=function)
     if job.lengths is None:
         return own

@@ -124,11 +124,6 @@ def read_lengths(job: Job, num_samples: int, report: Callable[[int], None]) -> l
     A data set that has `lengths`, one a sample, is not read: its loader's `dataset.lengths` is the answer. Otherwise
     the loader is asked for batches of one sample, and nothing of them is kept. The length of a sample is the sum of
     its `attention_mask`, where it has one, else dimension 1 of its first tensor with two dimensions or more.
-
-    Args:
-        job: With an import path of its loader.
-        num_samples: The most that are read.
-        report: Called with the number of samples that were read.
     """
     with seed_torch(job.seed, torch.device("cpu")):
         loader = _make_loader(job, 1)

@@ -98,12 +98,7 @@ def is_alone() -> bool:
 
 
 def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None) -> ParallelModel:
-    """Share the work of a loss module over the ranks of its job, before its optimizer is made.
-
-    Args:
-        loss_module: Whole, with its parameters on the device.
-        tensor_plan: How tensor parallelism shares its linear layers; None if unknown.
-    """
+    """Share the work of a loss module over the ranks of its job, before its optimizer is made."""
     shared = job.parallelism
     mesh = make_mesh(job)
     if shared.tensor_parallel_degree > 1:

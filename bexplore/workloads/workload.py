@@ -26,13 +26,7 @@ _REFUSED = {
 def build_optimizer(
     name: str, arguments: Mapping[str, Any], parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """Make the optimizer of the parameters that require gradients.
-
-    Args:
-        name: Name of a class of `torch.optim`, such as `AdamW`.
-        arguments: Its keyword arguments; `fused`, `foreach` and `capturable` are left to the user.
-        parameters: All parameters of the model; frozen ones are left out.
-    """
+    """Make the optimizer of the parameters that require gradients."""
     optimizer_class = _find_class(name)
     _check_argument_names(optimizer_class, arguments)
     trainable = [parameter for parameter in parameters if parameter.requires_grad]

@@ -104,7 +104,6 @@ def load(
 
 
 def _refuse_other_settings(problems: Problems, settings: ExploreSettings) -> None:
-    """Note settings that a training command has in its own file or options, and an unknown launcher."""
     hints = {
         "settings": "remove it, and explore the command with each setting in turn; `model_dir` keeps the runs apart",
         "lengths": "remove it: a training command reads its own data",
@@ -152,7 +151,6 @@ def _read_replica_batch_size(
 def _find_usual_command(
     problems: Problems, own: FamilyFile | None, settings: ExploreSettings, numbers: Numbers
 ) -> tuple[str, ...]:
-    """Return the usual command of the file's family, behind the launcher that the settings name."""
     if own is None:
         return ()
     num_processes = settings.processes or numbers.num_replicas or 1
@@ -173,7 +171,6 @@ def _find_usual_command(
 
 
 def _make_job(command: Command, numbers: Numbers, own: FamilyFile | None, document: Document) -> Job:
-    """Return what decides the program: the command, its variables and the values of its file but for its batch."""
     words = hidden_words(command.argv, by_value=False)
     model: dict[str, Any] = {
         "command": words,
@@ -208,7 +205,6 @@ def _hide_value(name: str, text: str) -> str:
 
 
 def _describe_probing(own: FamilyFile | None, command: Command) -> Iterator[str]:
-    """Yield what is done to the file's copies that the user has not asked for."""
     if own is None or command.file is None:
         return
     for path, value in command.file.probing.items():
@@ -220,7 +216,6 @@ def _digest(content: bytes) -> str:
 
 
 def _is_script_of_python(word: str) -> bool:
-    """Return whether a word of the command names a program of Python, whose change is another program."""
     return word.endswith(".py") and Path(word).is_file()
 
 
@@ -258,7 +253,6 @@ def _check_place_of_word(problems: Problems, sizes: list[KeyPath], own: FamilyFi
 
 
 def _find_accumulations(document: Document) -> dict[KeyPath, int]:
-    """Return the numbers that are named as accumulation is, by their paths."""
     return {
         path: value
         for path, value in _find_own_leaves(document)
@@ -300,12 +294,10 @@ def _split_script(script: str) -> list[str]:
 
 
 def _find_own_leaves(document: Document) -> list[tuple[KeyPath, Any]]:
-    """Return the plain values of the file without the section of bexplore, each with its path."""
     return [(path, value) for path, value in _find_leaves(document.values) if path[0] != "explore"]
 
 
 def _find_family_keys(own: FamilyFile, sizes: list[KeyPath]) -> Iterator[FileKey]:
-    """Yield the keys of a family's file: size, accumulation, global batch, and the folder of its output."""
     if sizes:
         yield FileKey(path=own.size_path, name="micro_batch_size", factor=own.tokens_of_a_sample)
     steps, total = own.places.get("accumulation"), own.places.get("global_batch_size")

@@ -59,7 +59,6 @@ class Numbers:
         return f"the global batch {total} is {'not' if is_whole else 'no multiple of'} {shown}"
 
     def _factors(self) -> dict[str, int]:
-        """Return the factors of the global batch that are known."""
         return {name: number for name in _FACTORS if (number := getattr(self, name)) is not None}
 
 
@@ -176,11 +175,6 @@ LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed", "srun")
 
 def add_launcher(launcher: str, num_processes: int, program: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words that start a program on one host.
-
-    Args:
-        launcher: One of `LAUNCHERS`.
-        num_processes: Processes to start.
-        program: A script or `-m` and a module, with arguments.
 
     Source: the command lines of torch.distributed.run, accelerate launch, deepspeed and Slurm's srun.
     """

@@ -58,14 +58,7 @@ class FamilyFile:
 
 
 def recognise(document: Document, *, dialect: str | None = None) -> tuple[Family, tuple[str, ...]] | None:
-    """Return the family of a file and the keys that show it; None where no family has such keys.
-
-    Args:
-        dialect: Name of the family that the user gave; it is taken without evidence.
-
-    Raises:
-        UserInputError: There is no family of that name.
-    """
+    """Return the family of a file and the keys that show it, or the one that the user names; None where none fits."""
     values, suffix = Values(document.values), document.path.suffix.lower()
     if dialect is not None:
         family = find_family(dialect)
@@ -75,11 +68,7 @@ def recognise(document: Document, *, dialect: str | None = None) -> tuple[Family
 
 
 def find_family(name: Any) -> Family:
-    """Return the family of a name.
-
-    Raises:
-        UserInputError: No family has that name.
-    """
+    """Return the family of a name."""
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
         near = close_match(str(name), FAMILIES)

@@ -84,18 +84,11 @@ class Document:
 
         A path may go through list indices (`a.0.b`) and, in a list of single-key mappings, through the key
         (`callbacks.ScopedTrainFlags.x`). Keys that contain dots are found as they stand in the file.
-
-        Raises:
-            UserInputError: The path leads through something that is neither a mapping nor a list of mappings.
         """
         self.put(self._resolve(override), override)
 
     def put(self, path: KeyPath, override: Override) -> None:
-        """Set the value of an override at a path of keys and indices, and make what is missing on the way.
-
-        Raises:
-            UserInputError: The path leads through something that is neither a mapping nor a list.
-        """
+        """Set the value of an override at a path of keys and indices, and make what is missing on the way."""
         container: Any = self.values
         for depth, key in enumerate(path):
             if not isinstance(container, dict | list if isinstance(key, int) else dict):
@@ -111,7 +104,6 @@ class Document:
         self.positions[path] = Position(override=override.source.removeprefix("--set "))
 
     def _resolve(self, override: Override) -> KeyPath:
-        """Return the path that the dotted parts of an override mean in this file."""
         parts = list(override.parts)
         path: list[str | int] = []
         value: Any = self.values
@@ -157,11 +149,7 @@ class Override:
 
     @classmethod
     def parse(cls, text: str) -> Override:
-        """Read `a.b=c`.
-
-        Raises:
-            UserInputError: The text is not of that form, or its value is not YAML.
-        """
+        """Read `a.b=c`."""
         dotted, equals, written = text.partition("=")
         if dotted.count(".") >= MAX_DEPTH:
             raise UserInputError(
@@ -175,7 +163,6 @@ class Override:
 
 
 def _without_values(dotted: str, written: str) -> str:
-    """Return an override as messages show it: of variables only the names."""
     if dotted.strip() == "explore.env" or dotted.strip().startswith("explore.env."):
         return f"{dotted}={MASK}"
     return hidden(f"{dotted}={written}")
@@ -232,11 +219,7 @@ class Problems:
 
 
 def read(path: Path) -> Document:
-    """Read a file whose top level is a mapping.
-
-    Raises:
-        UserInputError: The file cannot be read, or its top level is no mapping.
-    """
+    """Read a file whose top level is a mapping."""
     text = read_text(path)
     if path.suffix == ".toml":
         table, places = toml.read(text, str(path))
@@ -279,7 +262,6 @@ def read_text(path: Path) -> str:
 
 
 def _child(container: Any, key: str | int) -> Any:
-    """Return what stands under a key or an index; None where nothing does."""
     if isinstance(container, list):
         return container[key] if isinstance(key, int) and key < len(container) else None
     return container.get(key) if isinstance(container, dict) else None

@@ -137,7 +137,6 @@ class YamlReader:
         return value
 
     def _read_value(self, event: Any, path: KeyPath) -> tuple[Any, tuple[int, int]]:
-        """Return the value that an event begins, and its span."""
         self._count(event)
         start = event.start_mark.index
         if isinstance(event, AliasEvent):
@@ -265,11 +264,7 @@ class YamlReader:
 
 @functools.lru_cache(maxsize=4)  # a text is loaded, written to key by key, and checked: each is read once
 def read_yaml(text: str, source: str) -> tuple[Any, Mapping[KeyPath, Position], tuple[str, ...]]:
-    """Return the values of a text, their positions and warnings. They are shared: copy what you change.
-
-    Raises:
-        UserInputError: The text is not YAML, or deeper or larger than any configuration.
-    """
+    """Return the values of a text, their positions and warnings. They are shared: copy what you change."""
     reader = YamlReader(source)
     return reader.read(text), reader.positions, tuple(reader.warnings)
 

@@ -26,11 +26,7 @@ _ERRORS = (TOMLKitError, ValueError, TypeError, KeyError, IndexError, RecursionE
 
 
 def read(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, Position]]:
-    """Return the values of a text, and the line of each table and key.
-
-    Raises:
-        UserInputError: The text is not TOML.
-    """
+    """Return the values of a text, and the line of each table and key."""
     try:
         return tomllib.loads(text), _positions(text)
     except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits, an impossible date
@@ -40,11 +36,7 @@ def read(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, Position
 
 
 def with_value(text: str, path: KeyPath, value: Any, *, source: str) -> str:
-    """Return the text with a value at a path; a table that is missing is added behind the others.
-
-    Raises:
-        UserInputError: The value cannot be written without changing something else.
-    """
+    """Return the text with a value at a path; a table that is missing is added behind the others."""
     try:
         document = tomlkit.parse(text)
         is_kept = tomlkit.dumps(document) == text
@@ -61,11 +53,7 @@ def with_value(text: str, path: KeyPath, value: Any, *, source: str) -> str:
 
 
 def without_section(text: str, name: str, *, source: str) -> str:
-    """Return the text without the tables and keys below a name of the top level.
-
-    Raises:
-        UserInputError: The section cannot be removed alone.
-    """
+    """Return the text without the tables and keys below a name of the top level."""
     try:
         document = tomlkit.parse(text)
         document.remove(name)
@@ -107,7 +95,6 @@ def _positions(text: str) -> dict[KeyPath, Position]:
 
 
 def _items(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Item]]:
-    """Yield each table and key below a table, with its path."""
     for key, item in enumerate(value.body) if isinstance(value, AoT) else _entries(value):
         if not isinstance(item, AoT):
             yield (*path, key), item

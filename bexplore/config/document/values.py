@@ -33,10 +33,6 @@ def follow_references(text: str, values: Mapping[str, Any], path: KeyPath) -> An
 
     A text that is one reference has the value's own type. Inner references are replaced before outer ones, and one that
     begins with dots starts at the mapping around it. Of the resolvers, `oc.env` and `oc.select` are followed.
-
-    Args:
-        values: Top-level mapping.
-        path: Where the text stands.
     """
     value: Any = text
     try:
@@ -72,7 +68,6 @@ def _target(reference: str, values: Mapping[str, Any], path: KeyPath) -> Any:
 
 
 def _at(dotted: str, values: Mapping[str, Any], path: KeyPath) -> Any:
-    """Return the value of a dotted path with indices, from the top or, with leading dots, from the text's own place."""
     rest = dotted.lstrip(".")
     up = len(dotted) - len(rest)
     if up > len(path):
@@ -90,11 +85,7 @@ def _at(dotted: str, values: Mapping[str, Any], path: KeyPath) -> Any:
 
 
 class Values:
-    """The values of a file.
-
-    Args:
-        values: Top-level mapping, as it was read.
-    """
+    """The values of a file."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -169,7 +160,6 @@ def is_edit_of(before: Any, after: Any, path: KeyPath, value: Any) -> bool:
 
 
 def _with(values: Any, path: KeyPath, value: Any) -> Any:
-    """Return the values with another at a path; make what is absent or empty on the way."""
     if not path:
         return value
     key, rest = path[0], path[1:]

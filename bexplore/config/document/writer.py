@@ -31,9 +31,6 @@ def with_value(text: str, path: KeyPath, value: Scalar, *, beside: KeyPath = (),
         path: Keys and list indices from the top.
         beside: A key of the same mapping, before which an absent path is added in the style of what is around it.
         source: The file, for messages; its ending decides between TOML and YAML, of which JSON is a part.
-
-    Raises:
-        UserInputError: The value cannot be written without changing something else.
     """
     if source.endswith(".toml"):
         return toml.with_value(text, path, value, source=source)
@@ -48,15 +45,7 @@ def with_value(text: str, path: KeyPath, value: Scalar, *, beside: KeyPath = (),
 
 
 def without_section(text: str, name: str, *, source: str) -> str:
-    """Return the text without a section of its top level; every other character stays.
-
-    Args:
-        name: Key of the section; a text without it is returned as it is.
-        source: The file, for messages; its ending decides between TOML and YAML, of which JSON is a part.
-
-    Raises:
-        UserInputError: Other values would change too: they repeat parts of the section, say.
-    """
+    """Return the text without a section of its top level; every other character stays."""
     before = read_values(text, source=source)
     if name not in before:
         return text
@@ -73,16 +62,11 @@ def without_section(text: str, name: str, *, source: str) -> str:
 
 
 def read_values(text: str, *, source: str) -> Any:
-    """Return the values of a text, which are shared: nobody changes them.
-
-    Raises:
-        UserInputError: The text is neither TOML nor YAML.
-    """
+    """Return the values of a text, which are shared: nobody changes them."""
     return toml.read(text, source)[0] if source.endswith(".toml") else read_yaml(text, source)[0]
 
 
 def _cut(text: str, name: str, source: str) -> str:
-    """Return the text without the lines of a section, or in JSON without its characters and its comma."""
     if source.endswith(".toml"):
         return toml.without_section(text, name, source=source)
     place = read_yaml(text, source)[1][name,]
@@ -98,11 +82,7 @@ def _cut(text: str, name: str, source: str) -> str:
 
 
 def make_fragment(text: str, path: KeyPath, value: Scalar, *, source: str) -> tuple[list[str], KeyPath]:
-    """Return the YAML lines to write for a value at a path, and the path of what they belong under.
-
-    Raises:
-        UserInputError: The text is not YAML.
-    """
+    """Return the YAML lines to write for a value at a path, and the path of what they belong under."""
     values, positions, _ = read_yaml(text, source)
     depth = min(_depth_present(values, path), len(path) - 1)
     parent, rest = path[:depth], path[depth:]
@@ -124,7 +104,6 @@ def _depth_present(values: Any, path: KeyPath) -> int:
 def _grown(
     text: str, depth: int, positions: Mapping[KeyPath, Position], path: KeyPath, value: Scalar, beside: KeyPath
 ) -> str:
-    """Return the text with what is missing of a path behind its first `depth` keys."""
     parent, rest = path[:depth], path[depth:]
     empty = positions.get(path[: depth + 1])
     if empty is not None and empty.span is not None and empty.key_span is not None:  # `callbacks:`, `[]`, `{}`, `null`
@@ -152,7 +131,6 @@ def _grown(
 
 
 def _appended(text: str, last: Position, rest: KeyPath, value: Scalar, *, flow: bool) -> str:
-    """Return the text with an element behind the last one of a list."""
     assert last.span is not None  # the caller has checked
     start, end = last.span
     if flow:
@@ -165,7 +143,6 @@ def _appended(text: str, last: Position, rest: KeyPath, value: Scalar, *, flow: 
 
 
 def _block(text: str, rest: KeyPath, value: Scalar) -> list[str]:
-    """Return the lines of a path in block style; an index begins an element of a list."""
     head, *tail = rest
     inner = _block(text, tuple(tail), value) if tail else []
     if isinstance(head, int):
@@ -174,7 +151,6 @@ def _block(text: str, rest: KeyPath, value: Scalar) -> list[str]:
 
 
 def _entry(text: str, rest: KeyPath, value: Scalar) -> str:
-    """Return a path in flow style, as an entry of a mapping or an element of a list."""
     return _flow(text, rest, value)[1:-1]
 
 

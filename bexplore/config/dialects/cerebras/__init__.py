@@ -115,7 +115,6 @@ def _job(
     num_replicas: int,
     parallelism: Parallelism,
 ) -> Job:
-    """Return one replica's program, from `explore.workload` or from the model section."""
     document = problems.document
     precision = Precision(settings.precision) if settings.precision is not None else _precision(layout, problems)
     common: dict[str, Any] = {

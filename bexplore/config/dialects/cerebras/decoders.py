@@ -116,7 +116,7 @@ def read_decoder(model: Section, data: Section) -> dict[str, Any]:
     fields["dropout"] = dropout = share("dropout_rate", 0.1)(model)
     fields["embedding_dropout"] = share("embedding_dropout_rate", dropout)(model)
     fields["attention_dropout"] = share("attention_dropout_rate", dropout)(model)
-    length = _sequence_length(model, data)
+    length = sequence_length(model, data, "max_sequence_length", "sequence_length", "max_position_embeddings")
     fields["max_position_embeddings"] = _num_positions(model, fields, length)
     _notice_the_rest(model)
     return {
@@ -195,17 +195,6 @@ def _positions(model: Section, fields: dict[str, Any]) -> dict[str, Any]:
         rule = f"rotary_dim must be even and at most the width of a head, {width}; it is {rotary_dim}"
         model.problems.error(model.at("rotary_dim"), rule)
     return {"position_embedding": kind, "rotary_dim": rotary_dim, "rope_theta": number("rope_theta", 10000.0)(model)}
-
-
-def _sequence_length(model: Section, data: Section) -> int | None:
-    places = ((data, "max_sequence_length"), (data, "sequence_length"))
-    for section, key in (*places, (model, "max_sequence_length"), (model, "max_position_embeddings")):
-        if section.values.get(key) is not None:
-            return given(key)(section)
-    model.problems.error(
-        model.path, "nothing gives the sequence length", "type max_position_embeddings: 1024, for example"
-    )
-    return None
 
 
 def _num_positions(model: Section, fields: dict[str, Any], length: int | None) -> int | None:

@@ -168,7 +168,6 @@ def _flag_path(problems: Problems, callbacks: KeyPath, side: Mode, data: KeyPath
 
 
 def _size_key(problems: Problems, data: KeyPath) -> str:
-    """Return the key of the size in a data section: samples, or tokens where these stand there alone."""
     document = problems.document
     sizes: KeyPath = (*data, "micro_batch_size")
     tokens: KeyPath = (*data, MICRO_BATCH_TOKENS)

@@ -232,12 +232,7 @@ def transformers(
     freeze: tuple[str, ...] = (),
     **data: Any,
 ) -> dict[str, Any]:
-    """Return the fields of `Job` of a model of transformers.
-
-    Args:
-        length: Tokens of a sample; None for images.
-        freeze: Regular expressions of the names of parameters that are not trained.
-    """
+    """Return the fields of `Job` of a model of transformers."""
     model = {"task": task, "model_type": model_type, "config": dict(config)}
     return {
         "workload": "transformers",
