@@ -116,8 +116,9 @@ class World:
 
     def regret(self, size: int) -> float:
         """Return the share of the best feasible throughput that is lost at a size; 1 where it does not fit."""
-        throughputs = self.throughputs
-        return 1.0 - throughputs.get(size, 0.0) / max(throughputs.values())
+        fits, at = self.fits, np.equal(self.space.sizes, size)
+        own = self.log_throughput[fits & at]
+        return 1.0 - float(np.exp(own[0] - self.log_throughput[fits].max())) if own.size else 1.0
 
 
 class SimulatedRunner:

@@ -15,6 +15,7 @@ from bexplore.errors import BexploreError
 from bexplore.guard.baseline import read_baseline
 from bexplore.host.json_files import parse_json, read_json
 from bexplore.run.journal import Journal
+from tests.rules.sources import syntax_nodes, syntax_tree
 
 PACKAGE = Path(bexplore.__file__).parent
 # Reads the wall clock by one of these.
@@ -69,7 +70,7 @@ def test_no_duration_is_a_difference_of_times_of_the_wall_clock():
     found = {
         str(path.relative_to(PACKAGE)): lines
         for path in PACKAGE.rglob("*.py")
-        if (lines := sorted(set(reckonings(ast.parse(path.read_text())))))
+        if (lines := sorted(set(reckonings(syntax_tree(path)))))
     }
     assert {name: lines for name, lines in found.items() if name not in DATES} == {}
 
@@ -93,7 +94,7 @@ def test_json_is_read_in_one_place():
     readers = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in syntax_nodes(path)
         if isinstance(node, ast.Call) and name_of(node.func) in ("json.loads", "json.load")
     }
     assert readers == allowed

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import bexplore
+from tests.rules.sources import syntax_nodes
 
 PACKAGE = Path(bexplore.__file__).parent
 
@@ -86,7 +87,7 @@ MODULES = {module_of(path) for path in FILES}
 def imports(path: Path) -> tuple[str, ...]:
     """Dotted names that a file imports, those inside functions and under TYPE_CHECKING included."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -153,7 +154,7 @@ def test_each_third_party_package_has_its_doors():
 def private_names_of_torch(path: Path) -> Iterator[str]:
     """Modules and names of `torch._*` that a file imports or reads."""
     yield from (name for name in imports(path) if name.startswith("torch._"))
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in syntax_nodes(path):
         is_of_torch = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch"
         if is_of_torch and node.attr.startswith("_") and not node.attr.startswith("__"):
             yield f"torch.{node.attr}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bexplore
+from tests.rules.sources import syntax_nodes
 
 PACKAGE = Path(bexplore.__file__).parent
 # Output is printed by the command line alone; `--set` is the place of a value that the user typed.
@@ -19,9 +20,8 @@ FOREIGN = {"batch-size", "overlap", "config", "python", "env", "connect", "help"
 
 def texts(path: Path) -> Iterator[str]:
     """The string constants of a file; of an f-string all its parts together."""
-    tree = ast.parse(path.read_text())
-    parts = {id(one) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for one in node.values}
-    for node in ast.walk(tree):
+    parts = {id(one) for node in syntax_nodes(path) if isinstance(node, ast.JoinedStr) for one in node.values}
+    for node in syntax_nodes(path):
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(one.value) for one in node.values if isinstance(one, ast.Constant))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:

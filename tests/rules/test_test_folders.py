@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.builders import ROOT
+from tests.rules.sources import syntax_nodes
 
 TESTS = ROOT / "tests"
 UNIT = sorted((TESTS / "unit").rglob("*.py"))
@@ -19,7 +20,7 @@ NEVER_IN_UNIT = frozenset({"torch", "transformers", "subprocess", "EngineRunner"
 
 def names(path: Path) -> Iterator[str]:
     """Modules and names that a file imports, and the arguments of its functions, which may be fixtures."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -15,6 +15,7 @@ import pytest
 
 import bexplore
 from tests.builders import ROOT
+from tests.rules.sources import syntax_nodes
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGE = sorted(Path(bexplore.__file__).parent.rglob("*.py"))
@@ -31,7 +32,7 @@ def setup():
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Line and text of each string of a file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
