@@ -110,19 +110,6 @@ class Watched:
         return self.watch.reports.ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why a command cannot be explored, whatever the size."""
-
-    reason: str
-    hint: str
-    traceback_text: str = ""  # what the command wrote; empty where that does not help
-
-    def as_error(self) -> UserProgramError:
-        """Return the error that tells it to the user."""
-        return UserProgramError(self.reason, hint=self.hint, traceback_text=self.traceback_text)
-
-
 @dataclass(slots=True, kw_only=True)
 class Learned:
     """What the starts of one command have shown so far."""
@@ -190,8 +177,8 @@ class Judge:
     candidates: tuple[int, ...]  # sizes that may be asked for
     learned: Learned  # what its starts have shown so far, which each judgement adds to
 
-    def judge(self, watched: Watched, blank: Observation) -> Observation | Refusal:
-        """Return what a start shows: its blank observation filled in, or why no start shows anything."""
+    def judge(self, watched: Watched, blank: Observation) -> Observation | UserProgramError:
+        """Return what a start shows: its blank observation filled in, or an error where no start shows anything."""
         if watched.suspended_s:
             return replace(blank, reason=SUSPENDED, details={"ended_by": signal.SIGSTOP.name})
         if watched.ending is Ending.NO_BATCH:
@@ -201,7 +188,7 @@ class Judge:
         failure = self._find_failure(watched)
         if failure is None:
             return self._judge_training(watched, blank)
-        if isinstance(failure, Refusal):
+        if isinstance(failure, UserProgramError):
             return failure
         return self._find_early_refusal(failure, watched, blank) or replace(
             blank,
@@ -221,20 +208,20 @@ class Judge:
 
     # -- a start that gave no measurement
 
-    def _judge_empty_epochs(self, watched: Watched, blank: Observation) -> Observation | Refusal:
+    def _judge_empty_epochs(self, watched: Watched, blank: Observation) -> Observation | UserProgramError:
         num_samples, size = find_num_samples(watched.ranks), blank.micro_batch_size
         hint = "explore smaller sizes, train with more samples, or keep the last batch of an epoch (drop_last=False)"
         if num_samples is None or num_samples >= size:
             reason = f"epochs without a batch of {counted(size, 'sample')}: the DataLoader gives none"
             if self.learned.sizes.arrived:
                 return replace(blank, reason=reason)
-            return Refusal(reason=reason, hint=hint, traceback_text=watched.watch.start.log_tail())
+            return UserProgramError(reason, hint=hint, traceback_text=watched.watch.start.log_tail())
         reason = f"epochs without a batch of {size}: the data of a rank has {counted(num_samples, 'sample')}"
         if num_samples < min(self.candidates, default=1):
-            return Refusal(reason=reason, hint=hint, traceback_text=watched.watch.start.log_tail())
+            return UserProgramError(reason, hint=hint, traceback_text=watched.watch.start.log_tail())
         return replace(blank, reason=f"{reason}; {hint}", max_samples=num_samples)
 
-    def _find_failure(self, watched: Watched) -> CommandFailure | Refusal | None:
+    def _find_failure(self, watched: Watched) -> CommandFailure | UserProgramError | None:
         reports, log = watched.watch.reports, watched.watch.start.log_tail()
         of_observer = find_reported_failure(reports.errors)
         is_refused_memory = of_observer is not None and of_observer.outcome is Outcome.OUT_OF_MEMORY
@@ -255,12 +242,12 @@ class Judge:
             )
         )
 
-    def _find_unseen(self, watched: Watched, log: str) -> CommandFailure | Refusal | None:
+    def _find_unseen(self, watched: Watched, log: str) -> CommandFailure | UserProgramError | None:
         """Return why the observer saw no step of a training that may have run well; None where it saw some."""
         reports, ending, code = watched.watch.reports, watched.ending, watched.watch.start.return_code
         if ending is Ending.UNOBSERVED:
-            return Refusal(
-                reason="torch runs in the command, and the observer was not loaded into it: its Python ignores "
+            return UserProgramError(
+                "torch runs in the command, and the observer was not loaded into it: its Python ignores "
                 "PYTHONPATH (-I, -E, -S), or its launcher clears the environment",
                 hint=f"let the launcher pass PYTHONPATH and {PROBE_MARK} on, leave -S out, and for -I or -E install "
                 "the observer there: bexplore attach --install --python PYTHON",
@@ -271,8 +258,8 @@ class Judge:
                 reason = "it ended without an optimizer step: its data may have fewer samples than the size"
                 return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log)
             read = f"read {reports.num_batches} batches and " if reports.num_batches else ""
-            return Refusal(
-                reason=f"no step observed: the command {read}trains without torch.optim.Optimizer.step and "
+            return UserProgramError(
+                f"no step observed: the command {read}trains without torch.optim.Optimizer.step and "
                 "torch.autograd.backward",
                 hint="let your optimizer derive from torch.optim.Optimizer and call loss.backward(); where processes "
                 "train that get a PYTHONPATH of their own (runtime_env of Ray), add this one's to it, or type: "
@@ -280,8 +267,8 @@ class Judge:
                 traceback_text=log,
             )
         if ending is Ending.ENDED and not reports.hellos:
-            return Refusal(
-                reason=f"the command {ended_with(0 if code is None else code)} before any process imported torch",
+            return UserProgramError(
+                f"the command {ended_with(0 if code is None else code)} before any process imported torch",
                 hint="run the command by hand first: it must train without bexplore",
                 traceback_text=log,
             )
@@ -303,7 +290,9 @@ class Judge:
             return None
         return CommandFailure(outcome=Outcome.TIMED_OUT, reason=reason, traceback_text=log)
 
-    def _find_early_refusal(self, failure: CommandFailure, watched: Watched, blank: Observation) -> Refusal | None:
+    def _find_early_refusal(
+        self, failure: CommandFailure, watched: Watched, blank: Observation
+    ) -> UserProgramError | None:
         """Return why no further start shows anything: the command fails before its first batch at any size."""
         learned, opened = self.learned, watched.opened
         if opened.is_reused or failure.outcome is not Outcome.CRASHED or failure.ended_by or not failure.is_early:
@@ -319,15 +308,15 @@ class Judge:
         learned.fails_early = is_certain or apart
         if not learned.fails_early:
             return None
-        return Refusal(
-            reason=f"the command fails before its first batch, whatever the size: {failure.reason}",
+        return UserProgramError(
+            f"the command fails before its first batch, whatever the size: {failure.reason}",
             hint=self.suggest_by_hand(given),
             traceback_text=failure.traceback_text,
         )
 
     # -- a training that was observed
 
-    def _judge_training(self, watched: Watched, blank: Observation) -> Observation | Refusal:
+    def _judge_training(self, watched: Watched, blank: Observation) -> Observation | UserProgramError:
         """Return the measurement, unless the training did something else than asked."""
         size, opened = blank.micro_batch_size, watched.opened
         reports = replace(watched.watch.reports, ranks=share_batches(watched.ranks))
@@ -341,16 +330,15 @@ class Judge:
         if opened.capacity is not None and not is_cut(reports.ranks, size, opened.capacity):
             return replace(blank, reason=f"batches of {size} could not be cut from those of {opened.capacity}")
         if any(rank.record["is_resumed"] for rank in reports.ranks):
-            return Refusal(
-                reason="the training loaded an optimizer's state before its first step: each probe would resume from "
-                "it",
+            return UserProgramError(
+                "the training loaded an optimizer's state before its first step: each probe would resume from it",
                 hint="leave the checkpoint out while you explore; the size holds for the resumed training too",
             )
         return self._judge_settings(reports, timing, opened, blank)
 
     def _judge_settings(
         self, reports: Reports, timing: StepTiming, opened: OpenStart, blank: Observation
-    ) -> Observation | Refusal:
+    ) -> Observation | UserProgramError:
         """Return the measurement, where what was asked for was seen and no refusal of memory was swallowed."""
         size = blank.micro_batch_size
         findings, num_replicas = self._check_settings(reports, timing, opened, size)
@@ -392,14 +380,14 @@ class Judge:
         of_accumulation = check_accumulation(timing, opened.accumulation)
         return {"micro_batch_size": of_size, "replicas": of_replicas, "accumulation": of_accumulation}, num_replicas
 
-    def _judge_short_training(self, reports: Reports, blank: Observation) -> Observation | Refusal:
+    def _judge_short_training(self, reports: Reports, blank: Observation) -> Observation | UserProgramError:
         """Return the largest size that is worth another start: as many samples in as many steps as are needed."""
         fewest = min(len(rank.steps) for rank in reports.ranks)
         needed = WARMUP_STEPS + MIN_TIMED_STEPS
         ended = f"the training ended after {counted(fewest, 'step')}; {needed} are needed"
         hint = "let the command train longer; it is ended after its last observed step"
         if not self.learned.sizes.arrived:
-            return Refusal(reason=ended, hint=hint)
+            return UserProgramError(ended, hint=hint)
         most = fewest * blank.micro_batch_size // needed
         return replace(blank, reason=f"{ended}: sizes above {most} are left out, or {hint}", max_samples=most)
 
@@ -412,9 +400,9 @@ class Judge:
         return [f"an epoch has {counted(num_samples, 'sample')} on each rank: larger sizes are left out"]
 
 
-def refuse(finding: Finding) -> Refusal:
-    """Return the refusal of a command that does something else than asked."""
-    return Refusal(reason=f"{finding.result.value}: {finding.why}", hint=finding.hint)
+def refuse(finding: Finding) -> UserProgramError:
+    """Return the error of a command that does something else than asked."""
+    return UserProgramError(f"{finding.result.value}: {finding.why}", hint=finding.hint)
 
 
 def find_common_step(ranks: Sequence[Rank]) -> int | None:

@@ -14,7 +14,6 @@ from bexplore.command.judgement import (
     PROBING_ACCUMULATION,
     Judge,
     Learned,
-    Refusal,
     Watched,
     count_needed_steps,
     refuse,
@@ -25,7 +24,7 @@ from bexplore.command.timing import WARMUP_STEPS
 from bexplore.command.verdicts import check_capacity, describe_arrival, take_capacity
 from bexplore.command.watch import Ending, OpenStart, Watch
 from bexplore.config.command import Command
-from bexplore.errors import EngineError, UserInputError
+from bexplore.errors import EngineError, UserInputError, UserProgramError
 from bexplore.host.clocks import MOST_TRIES, Stopwatch, Suspension, suspended_text
 from bexplore.host.contention import CpuContention
 from bexplore.host.machine import oom_kills
@@ -52,16 +51,6 @@ class CommandSettings:
     # Whether the exploration was interrupted; polled while a start runs
     should_stop: Callable[[], bool] = lambda: False
     on_progress: Callable[[dict[str, Any]], None] = lambda message: None  # called with what happens, for people
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Served:
-    """What came of a probe in a start that serves several sizes."""
-
-    observation: Observation | None  # the measurement; None where the size needs a start of its own
-    # Whether a failure says nothing of further starts for several sizes: the training had come to its end after other
-    # sizes, or a signal ended it
-    may_serve_others: bool = False
 
 
 class CommandRunner:
@@ -130,12 +119,12 @@ class CommandRunner:
         if not self.shares_starts or probe.compilation is not Compilation.SHARED or probe.fresh_worker:
             return self.run(probe, accumulation)
         stopwatch, limit_s = Stopwatch(), self._learned.pass_limit_s()
-        served = self._serve(probe, accumulation)
-        if served.observation is not None:
-            return served.observation
+        served, may_serve_others = self._serve(probe, accumulation)
+        if served is not None:
+            return served
         observation = self.run(probe, accumulation)
         was_slow = (self._learned.first_pass_s or 0.0) > limit_s  # and was given up for that alone
-        self.shares_starts = served.may_serve_others or was_slow or not observation.is_measured
+        self.shares_starts = may_serve_others or was_slow or not observation.is_measured
         return replace(observation, **stopwatch.times())
 
     def run(self, probe: Probe, accumulation: int | None) -> Observation:
@@ -153,8 +142,8 @@ class CommandRunner:
             if not watched.suspended_s:
                 break
         observation = self._judge.judge(watched, self._make_blank(watched, probe, stopwatch))
-        if isinstance(observation, Refusal):
-            raise observation.as_error()
+        if isinstance(observation, UserProgramError):
+            raise observation
         self._learned.limit_samples(observation.max_samples)
         if observation.outcome is Outcome.OUT_OF_MEMORY:
             self._learned.note_out_of_memory(probe.micro_batch_size)
@@ -171,7 +160,12 @@ class CommandRunner:
 
     # -- a start that serves several sizes
 
-    def _serve(self, probe: Probe, accumulation: int | None) -> _Served:
+    def _serve(self, probe: Probe, accumulation: int | None) -> tuple[Observation | None, bool]:
+        """Return the measurement of a probe in a start that serves several sizes, and whether such starts go on.
+
+        None where the size needs a start of its own. Its failure says nothing of further starts for several sizes
+        where the training had come to its end after other sizes, or a signal ended it.
+        """
         stopwatch = Stopwatch()
         held = self._next_of_held(probe, accumulation) or self._open_for_several(probe, accumulation)
         self._held = held
@@ -187,11 +181,11 @@ class CommandRunner:
                 return self._serve(probe, accumulation)
             is_struck = watched.suspended_s > 0 or (observation is not None and "ended_by" in observation.details)
             is_spent = held.is_reused and any(rank.outcome == "ended" for rank in watched.ranks)
-            return _Served(observation=None, may_serve_others=is_struck or is_spent)
+            return None, is_struck or is_spent
         if observation.num_graphs:  # the compiler makes another program of the second size than of the first
             self.shares_starts = False
             self.close()
-        return _Served(observation=observation)
+        return observation, True
 
     def _serves_at_once(self, watched: Watched, probe: Probe) -> bool:
         """Return whether another start for several sizes serves a probe that this one could not."""
@@ -218,16 +212,16 @@ class CommandRunner:
         ranks, capacity = watched.ranks, watched.opened.capacity
         finding = check_capacity(ranks, capacity) if ranks and capacity is not None else None
         if finding is not None:
-            raise refuse(finding).as_error()
+            raise refuse(finding)
         are_cut = capacity is not None and any(rank.record["num_cut_lists"] for rank in ranks)
         if capacity is not None and are_cut and not take_capacity(self._learned.sizes, ranks, capacity):
             self.shares_starts = False
             return None
         observation = self._judge.judge(watched, self._make_blank(watched, probe, stopwatch))
-        if not isinstance(observation, Refusal):
+        if not isinstance(observation, UserProgramError):
             return observation
         if (watched.ending in HOPELESS or self._learned.fails_early) and not watched.opened.is_reused:
-            raise observation.as_error()
+            raise observation
         return None
 
     def _next_of_held(self, probe: Probe, accumulation: int | None) -> OpenStart | None:

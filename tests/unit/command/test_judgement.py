@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from bexplore.command.judgement import FIRST_PASS_S, Judge, Learned, Refusal, Watched
+from bexplore.command.judgement import FIRST_PASS_S, Judge, Learned, Watched
 from bexplore.command.reports import Rank, Reports
 from bexplore.command.watch import Ending
 from bexplore.config.command import Command
+from bexplore.errors import UserProgramError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from tests.unit.command.test_command_verdicts import rank
 
@@ -58,7 +59,7 @@ def judge(learned):
     command = Command(argv=("train", "{micro_batch_size}"))
     own = Judge(command=command, candidates=(1, 2, 4, 8), learned=learned)
 
-    def run(seen: Watched, size: int = 4) -> Observation | Refusal:
+    def run(seen: Watched, size: int = 4) -> Observation | UserProgramError:
         probe = Probe(number=0, micro_batch_size=size, purpose="base", compilation=Compilation.EXACT)
         return own.judge(seen, Observation(probe=probe, outcome=Outcome.CRASHED, elapsed_s=30.0))
 
@@ -79,7 +80,7 @@ def test_a_start_that_was_suspended_is_no_measurement(judge):
 
 def test_a_resumed_training_is_refused(judge):
     refusal = judge(watched(observed(is_resumed=True)))
-    assert isinstance(refusal, Refusal) and "loaded an optimizer's state" in refusal.as_error().message
+    assert isinstance(refusal, UserProgramError) and "loaded an optimizer's state" in refusal.message
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_a_resumed_training_is_refused(judge):
 )
 def test_a_start_without_an_observed_step_is_refused_at_any_size(judge, ending, facts, words):
     refusal = judge(watched(ending=ending, **facts))
-    assert isinstance(refusal, Refusal) and words in refusal.reason and refusal.hint
+    assert isinstance(refusal, UserProgramError) and words in refusal.message and refusal.hint
 
 
 def test_a_start_without_a_step_is_of_its_size_once_another_size_arrived(judge):
@@ -121,7 +122,7 @@ def error(text: str, kind: str = "ValueError") -> dict:
 
 def test_an_import_that_fails_is_refused_at_once(judge):
     broken = watched(ending=Ending.ERROR, errors=(error("no module named x", "ImportError"),))
-    assert isinstance(judge(broken), Refusal)
+    assert isinstance(judge(broken), UserProgramError)
 
     checked = watched(ending=Ending.ERROR, errors=(error("the size must be even"),))
     assert judge(checked).outcome is Outcome.CRASHED
@@ -132,7 +133,7 @@ def test_one_failure_before_the_first_batch_at_sizes_far_apart_is_refused(judge)
         return watched(ending=Ending.ERROR, errors=(error("bad option"),))
 
     assert judge(fails(), 1).outcome is Outcome.CRASHED
-    assert isinstance(judge(fails(), 8), Refusal)
+    assert isinstance(judge(fails(), 8), UserProgramError)
 
 
 def test_memory_that_was_refused_in_observed_steps_is_out_of_memory(judge):
