@@ -45,7 +45,7 @@ from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.run import run_directory
 from bexplore.run.event_records import trace_record
-from bexplore.run.events import Finished, JobEvent, Planned, Recommended, Traced, TracedSettings
+from bexplore.run.events import Finished, JobEvent, Planned, Recommended, Traced
 from bexplore.run.fingerprint import describe, search_settings
 from bexplore.run.parts.batch import global_batch_sizes
 from bexplore.run.parts.ranks import one_rank_caution
@@ -362,17 +362,17 @@ class JobExploration(Exploration):
             left_out=self.selection.left_out,
         )
 
-    def _traced_settings(self, budget: MemoryBudget) -> Iterator[TracedSettings]:
+    def _traced_settings(self, budget: MemoryBudget) -> Iterator[dict[str, Any]]:
         searched = () if self.selection.is_plain else self.selection.searched
         for number, one in enumerate(searched):
             record = None if one.cost_model is None else self._trace_record(one.cost_model, budget)
-            yield TracedSettings(
-                name=one.name,
-                settings=one.settings,
-                max_micro_batch_size=None if record is None else record["max_micro_batch_size"] or 0,
-                operations_over_file=operations_over_file(searched, number, self.config.minimum),
-                reason=one.reason,
-            )
+            yield {
+                "name": one.name,
+                "settings": dict(one.settings),
+                "max_micro_batch_size": None if record is None else record["max_micro_batch_size"] or 0,
+                "operations_over_file": operations_over_file(searched, number, self.config.minimum),
+                "reason": one.reason,
+            }
 
     def _trace_record(self, cost_model: CostModel, budget: MemoryBudget) -> dict[str, Any]:
         return trace_record(

@@ -5,9 +5,9 @@ BEXP202 19:39:45 GMT  Current recommended micro_batch_size: 2, estimated perform
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 from bexplore.config.variants import name_settings
 from bexplore.measurement.probe import Observation
@@ -19,7 +19,6 @@ from bexplore.run.events import (
     Planned,
     Recommended,
     Traced,
-    TracedSettings,
 )
 from bexplore.run.parts.memory import memory_words
 from bexplore.search.recommendation import Recommendation
@@ -142,14 +141,14 @@ def trace_sentence(event: Traced) -> str:
 
 def settings_sentences(event: Traced) -> list[str]:
     """Return a line for each variant of a job: what the trace tells of it, or why it is left out."""
-    searched = [f"{one.name}: {_predicted(one)}" for one in event.variants]
+    searched = [f"{one['name']}: {_predicted(one)}" for one in event.variants]
     return [*searched, *(f"left out: {one.name}: {one.reason}" for one in event.left_out)]
 
 
-def _predicted(variant: TracedSettings) -> str:
-    fits, operations = variant.max_micro_batch_size, variant.operations_over_file
+def _predicted(variant: Mapping[str, Any]) -> str:
+    fits, operations = variant["max_micro_batch_size"], variant["operations_over_file"]
     if fits is None:
-        return f"no trace: {variant.reason}"
+        return f"no trace: {variant['reason']}"
     size = f"sizes up to {fits} fit" if fits else "not even the smallest size fits"
     return size if operations is None else f"{size}, {operations:.2f}x the operations of the file's own settings"
 

@@ -72,7 +72,7 @@ class View:
             self._planned_s = event.expected_s
         elif isinstance(event, Traced):
             self._budget_bytes = event.memory_budget_bytes
-            self._names = tuple(variant.name for variant in event.variants)
+            self._names = tuple(variant["name"] for variant in event.variants)
         elif isinstance(event, ProbeStarted):
             self._probe, self._expected_s, self._pass_times_s = event.probe, event.expected_s, []
             self._stage_began_s = self._clock()

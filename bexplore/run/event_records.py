@@ -159,7 +159,7 @@ def _trace_record(event: events.Traced) -> dict[str, Any]:
         | {
             "memory_budget_bytes": event.memory_budget_bytes,
             "reason": event.reason,
-            "variants": [dataclasses.asdict(one) for one in event.variants],
+            "variants": [dict(one) for one in event.variants],
             "left_out": [dataclasses.asdict(one) for one in event.left_out],
         }
     )

@@ -48,25 +48,6 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracedSettings:
-    """The predictions of the trace for one variant of a job.
-
-    Attributes:
-        name: Its settings in words.
-        settings: Its values, by key of `explore.settings`.
-        max_micro_batch_size: The largest size that fits; 0 where none does, None without a trace.
-        operations_over_file: Operations of a pass over those of the file's own settings; None where unknown.
-        reason: Why it could not be traced; empty where it could.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    max_micro_batch_size: int | None
-    operations_over_file: float | None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
     """The predictions of the trace for every size.
 
@@ -76,7 +57,9 @@ class Traced:
         memory_budget_bytes: The budget in force.
         why_budget: The source of the budget.
         warnings: Facts to know about the budget.
-        variants: The variants of the search, by their numbers in it; empty for a job with one.
+        variants: The variants of the search, by their numbers in it; empty for a job with one. Each has its `name`,
+            its `settings`, `max_micro_batch_size` (0 where no size fits, None without a trace),
+            `operations_over_file` (None where unknown) and the `reason` why it could not be traced.
         left_out: Variants that the search does not take.
     """
 
@@ -85,7 +68,7 @@ class Traced:
     memory_budget_bytes: int
     why_budget: str
     warnings: tuple[str, ...] = ()
-    variants: tuple[TracedSettings, ...] = ()
+    variants: tuple[Mapping[str, Any], ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 

@@ -178,7 +178,7 @@ def test_events_and_journal_name_the_settings_of_each_probe(tmp_path):
         "3 combinations of settings, the file's own first: activation_checkpointing=none"
     )
     assert plan.max_probes == 16 + 12
-    assert [one.max_micro_batch_size for one in traced.variants] == [8, 11, 32]
+    assert [one["max_micro_batch_size"] for one in traced.variants] == [8, 11, 32]
     for item, (kept, probe) in zip(probes, FakeRunner.probes, strict=True):
         assert event_record(ProbeFinished(observation=item))["settings"] == {"activation_checkpointing": kept}
         assert item.probe == probe

@@ -16,7 +16,7 @@ from bexplore.output.bexp import (
     settings_sentences,
 )
 from bexplore.run.event_records import event_record, probe_record
-from bexplore.run.events import Recommended, Traced, TracedSettings
+from bexplore.run.events import Recommended, Traced
 from bexplore.run.selection import LeftOut
 from bexplore.search import loop
 from bexplore.search.evidence import Evidence
@@ -136,12 +136,13 @@ def test_a_probe_names_its_settings_and_its_event_has_them():
     assert (probe_record(plain)["variant"], probe_record(plain)["settings"]) == (0, {})
 
 
-def traced(*variants: TracedSettings, left_out: tuple[LeftOut, ...] = ()) -> Traced:
+def traced(*variants: dict, left_out: tuple[LeftOut, ...] = ()) -> Traced:
     return Traced(record=None, reason="", memory_budget_bytes=1, why_budget="", variants=variants, left_out=left_out)
 
 
-def settings(name: str, fits: int | None, **fields) -> TracedSettings:
-    return TracedSettings(name=name, settings={}, max_micro_batch_size=fits, **{"operations_over_file": 1.5} | fields)
+def settings(name: str, fits: int | None, **fields) -> dict:
+    told = {"name": name, "settings": {}, "max_micro_batch_size": fits, "operations_over_file": 1.5, "reason": ""}
+    return told | fields
 
 
 def test_the_trace_tells_what_fits_with_which_settings_and_what_is_left_out_and_why():

@@ -14,7 +14,7 @@ from bexplore.measurement.probe import Outcome, Probe
 from bexplore.output.console import Progress
 from bexplore.output.live_view import View
 from bexplore.output.plot import UNICODE, plot
-from bexplore.run.events import Planned, Recommended, Traced, TracedSettings
+from bexplore.run.events import Planned, Recommended, Traced
 from bexplore.search.posterior.posterior import CredibleBand
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted
@@ -75,7 +75,7 @@ def test_of_several_settings_the_view_shows_the_curve_of_the_best_and_names_thos
     clock = Clock()
     view = View(clock)
     variants = tuple(
-        TracedSettings(name=name, settings={}, max_micro_batch_size=8, operations_over_file=1.0)
+        {"name": name, "settings": {}, "max_micro_batch_size": 8, "operations_over_file": 1.0}
         for name in ("kept=all", "kept=few")
     )
     view(Traced(record=None, reason="", memory_budget_bytes=4 * GIB, why_budget="", variants=variants))
