@@ -71,7 +71,7 @@ def test_where_the_samples_are_is_found_and_whether_they_can_be_seen(name):
         (lambda n: (torch.zeros(n - 1, 3), torch.zeros(n - 1)), r"\(1, 3\).*1 too few"),
     ],
 )
-def test_batches_that_do_not_grow_as_their_size_does_are_refused_with_their_shapes(make_batch, told):
+def test_batches_that_do_not_grow_with_their_size_are_refused(make_batch, told):
     with pytest.raises(UserInputError, match=told) as caught:
         find_batch_layout(make_batch)
     assert caught.value.hint

@@ -65,7 +65,7 @@ def test_a_pass_of_replicas_gives_the_loss_and_the_gradients_of_one_device():
     torch.testing.assert_close(*found)
 
 
-def test_matrices_are_shared_by_columns_then_rows_and_the_loss_stays_finite():
+def test_matrices_are_shared_by_columns_then_rows_with_a_finite_loss():
     workload = build(job(of(tensor_parallel_degree=4)))
     block = workload.loss_module.decoder.blocks[0]
     assert local(block.feed_forward.up.weight).shape == (32, 32)  # of 128 x 32
@@ -125,7 +125,7 @@ class Block(nn.Module):
         self.parts = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 
 
-def test_blocks_are_the_members_of_the_outermost_lists_of_a_class_of_the_users_own():
+def test_blocks_are_members_of_the_outermost_lists_of_the_users_classes():
     model = nn.ModuleDict(
         {"stem": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "body": nn.ModuleList([Block(), Block()])}
     )

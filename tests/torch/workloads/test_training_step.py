@@ -36,7 +36,7 @@ def test_the_example_of_a_step_trains_what_is_not_frozen():
     assert moved == [False, True, True]
 
 
-def test_optimizers_that_are_fused_or_cannot_be_are_not_among_those_that_could_be():
+def test_optimizers_that_could_be_fused_are_those_that_can_and_are_not():
     weights = [torch.nn.Parameter(torch.zeros(1))]
     made = [torch.optim.Adam(weights), torch.optim.SGD(weights, fused=True), torch.optim.Rprop(weights)]
 

@@ -143,7 +143,7 @@ def test_a_mistake_is_named_with_its_value_and_what_to_type(model, data, message
     assert hint in caught.value.hint
 
 
-def test_keys_of_a_real_config_file_that_the_library_ignores_are_let_through():
+def test_keys_of_a_real_config_file_that_the_library_ignores_pass():
     job = make_job("gpt2", config={"task_specific_params": {}, "n_ctx": 12, "torch_dtype": "float32"})
     assert torch.isfinite(build(job).forward_backward(build(job).make_batch(1)))
 

@@ -231,7 +231,7 @@ def test_the_replica_batch_follows_the_rule():
     assert config(batch_size=None).replica_batch_size is None
 
 
-def test_a_training_takes_as_long_as_the_user_says_else_as_its_samples_take_else_ten_hours():
+def test_a_training_takes_as_long_as_said_else_its_samples_else_ten_hours():
     steps = config(max_steps=100)  # of 240 samples on 2 replicas
     said = config(max_steps=100, explore=settings("  training_time: 2h"))
     for training, expected in (

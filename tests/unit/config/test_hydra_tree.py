@@ -67,7 +67,7 @@ def tree(tmp_path, monkeypatch) -> Path:
     return Path("conf/config.yaml")
 
 
-def test_a_tree_is_composed_as_hydra_composes_it_with_the_line_of_each_value(tree):
+def test_a_tree_is_composed_as_hydra_does_with_the_line_of_each_value(tree):
     found = {leaf.override: leaf for leaf in read_leaves(tree)}
 
     assert {name: leaf.value for name, leaf in found.items()} == COMPOSED
@@ -75,7 +75,7 @@ def test_a_tree_is_composed_as_hydra_composes_it_with_the_line_of_each_value(tre
     assert found["data.val.batch_size"].where == "conf/data/cifar.yaml:6"
 
 
-def test_a_tree_becomes_a_command_with_overrides_that_keeps_the_batch_of_a_step(tree):
+def test_a_tree_becomes_a_command_that_keeps_the_batch_of_a_step(tree):
     Path("main.py").write_text(SCRIPT.format(name="config"))
 
     made = starter.from_file(tree)

@@ -16,11 +16,6 @@ GPT2 = {"task": "causal_lm", "model_type": "gpt2", "config": {"n_positions": 64}
 IMAGES = {"task": "image_classification", "model_type": "vit"}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return Folder(tmp_path)
-
-
 def loaded(folder: Folder, lengths: Any, **explore: Any) -> Config:
     return folder.load(sections(explore={"lengths": lengths} | explore))
 

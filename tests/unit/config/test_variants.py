@@ -6,14 +6,9 @@ import pytest
 
 from bexplore.config.variants import MAX_VARIANTS, changes_training, find_key_path, name_settings
 from bexplore.job import Precision
-from tests.unit.config.builders import Folder, sections
+from tests.unit.config.builders import sections
 
 OWN_MODEL = {"model": "m:a", "batch": "m:b"}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return Folder(tmp_path)
 
 
 def names(config) -> list[str]:
@@ -119,7 +114,7 @@ def test_a_key_that_changes_nothing_is_a_warning(folder):
     assert "compile.mode changes nothing here" in config.warnings[-1]
 
 
-def test_combinations_that_contradict_themselves_are_left_out_with_a_warning(folder):
+def test_contradictory_combinations_are_left_out_with_a_warning(folder):
     lists = {"activation_memory_budget": [1.0, 0.5, 0.2], "compile.enabled": [True, False]}
     config = folder.load(sections(explore={"settings": lists}))
     assert len(config.variants) == 4
@@ -165,7 +160,7 @@ def test_a_device_of_the_job_is_that_of_its_variants(folder):
         ({"workload.arguments.chunk": [1]}, 30, "explore.workload names neither model nor step"),
     ],
 )
-def test_a_wrong_value_is_refused_as_the_key_itself_refuses_it_on_its_own_line(folder, lists, line, expected):
+def test_a_wrong_value_is_refused_as_its_key_refuses_it_on_its_line(folder, lists, line, expected):
     refusal = folder.refusal(sections(explore={"settings": lists}))
     assert expected in refusal
     assert f"job.yaml:{line}: " in refusal

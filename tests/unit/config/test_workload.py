@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,6 @@ from bexplore.errors import UserInputError
 from bexplore.host.records import from_record
 from bexplore.job import Job, Parallelism
 from tests.unit.config.builders import Folder, sections, trainer
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
 
 
 def file_of(parallelism: Any, *, num_csx: Any = 8, **settings: Any) -> dict[str, Any]:
@@ -194,7 +188,7 @@ def test_an_address_that_is_none_is_refused(folder, address):
     assert f'must be an address such as "node1" or "node1:29400", not "{address}"' in told
 
 
-def test_ranks_of_torchrun_share_the_memory_of_this_host_and_those_of_other_launchers_may_not(folder):
+def test_ranks_of_torchrun_alone_share_the_memory_of_this_host(folder):
     assert loaded(folder, {}, launcher="torchrun").num_ranks_here == 8
     assert {loaded(folder, {}, launcher=one).num_ranks_here for one in (None, "none", "srun", "ray")} == {1}
 
@@ -216,7 +210,7 @@ def test_a_training_command_knows_other_launchers(folder):
     assert "known here: python, torchrun, accelerate, deepspeed, srun" in folder.refusal(command_file(launcher="ray"))
 
 
-def test_another_number_of_ranks_is_taken_by_the_outermost_data_parallel_degree():
+def test_the_outermost_data_parallel_degree_takes_another_number_of_ranks():
     hybrid = Parallelism(data_parallel_replicate_degree=2, data_parallel_shard_degree=4, tensor_parallel_degree=2)
 
     assert hybrid.with_ranks(64) == dataclasses.replace(hybrid, data_parallel_shard_degree=16)

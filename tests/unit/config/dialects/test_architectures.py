@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.unit.config.builders import Folder, trainer
+from tests.unit.config.builders import trainer
 from tests.unit.config.dialects.modelzoo_files import REFUSED, TINY, file_of
 
 # Family -> workload, model type, and settings that come from its section alone.
@@ -37,11 +35,6 @@ TASKS = {
     "bert/token_classifier": "token_classification",
     "llava": "image_text_to_text",
 }
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
 
 
 def test_every_family_has_its_expectation():

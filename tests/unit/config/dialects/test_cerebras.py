@@ -20,14 +20,9 @@ from bexplore.errors import UserInputError
 from bexplore.host.records import from_record
 from bexplore.job import Job, Mode, Precision
 from tests.builders import ROOT
-from tests.unit.config.builders import FLAG, GPT, Folder, sections, trainer
+from tests.unit.config.builders import FLAG, GPT, sections, trainer
 
 CONFIGS, GUIDE = ROOT / "configs", ROOT / "docs" / "guide.md"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
 
 
 # The forms of micro_batch_size
@@ -537,7 +532,7 @@ def test_a_size_where_nobody_reads_it_is_a_warning(folder):
     assert '"micro_batch_size" is not read here, but at train_input.micro_batch_size' in folder.load(values).warnings[0]
 
 
-def test_a_misspelt_section_of_ours_is_a_mistake_and_one_of_theirs_a_warning(folder):
+def test_a_misspelt_section_is_a_mistake_if_ours_and_a_warning_if_theirs(folder):
     with pytest.raises(UserInputError, match='"explor" is not read') as refused:
         folder.load(sections(explor={"max": 4}))
     assert refused.value.hint == 'did you mean "explore"?'
@@ -663,7 +658,7 @@ def test_whatever_stands_anywhere_is_a_config_or_one_error(tmp_path_factory, lay
         assert str(path) in error.message or "--set" in error.message
 
 
-def test_a_list_where_a_mapping_should_be_is_told_also_where_an_override_goes_through_it(folder):
+def test_an_override_through_a_list_instead_of_a_mapping_is_refused(folder):
     values = copy.deepcopy(WHOLE["newer"])
     values["trainer"]["init"] = []
     with pytest.raises(UserInputError, match=r"trainer\.init is a list, not a mapping"):

@@ -56,7 +56,7 @@ def test_the_accumulation_of_a_familys_file_is_known_without_its_replicas(tmp_pa
         ("bash", "-c", "python train.py --gradient-accumulation-steps 4 --out {output_dir}"),
     ],
 )
-def test_what_a_word_of_the_command_fixes_goes_before_the_file_whose_key_stays(tmp_path, words):
+def test_what_a_word_of_the_command_fixes_goes_before_the_file(tmp_path, words):
     config = loaded(tmp_path, "gradient_accumulation_steps: 8", *words)
 
     assert config.command.accumulation == 4
@@ -73,7 +73,7 @@ def test_a_word_that_bexplore_fills_in_fixes_nothing(tmp_path):
     assert config.command.sets_accumulation
 
 
-def test_a_global_batch_alone_is_the_size_times_the_replicas_in_start_and_answer():
+def test_a_global_batch_alone_is_the_size_times_the_replicas():
     words = json.dumps(["train", "--batch-size", "{global_batch_size}"])
     command = load_config(
         None, overrides=[f"explore.command={words}", "explore.writes_are_fine=true", "explore.replicas=2"]

@@ -63,7 +63,7 @@ def test_a_family_is_recognised_by_its_keys_and_its_numbers_are_read(tmp_path, n
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_copy_has_the_size_and_its_multiples_at_their_keys_and_is_still_read_by_the_format(tmp_path, name):
+def test_a_copy_has_the_size_and_its_multiples_at_their_keys(tmp_path, name):
     suffix, text, _ = TEXTS[name]
     config = loaded(tmp_path, text, suffix, "explore.replicas=1")
 
@@ -82,7 +82,7 @@ def test_a_copy_has_the_size_and_its_multiples_at_their_keys_and_is_still_read_b
     assert found.get("output_dir", "/probe/output") == "/probe/output"
 
 
-def test_a_dialect_that_is_named_is_taken_and_an_unknown_one_is_refused_with_its_neighbour(tmp_path):
+def test_a_named_dialect_is_taken_and_an_unknown_one_refused_with_a_guess(tmp_path):
     text = "batch_size: explore\n"
 
     assert loaded(tmp_path, text, ".yaml", "explore.dialect=torchtune").layout == "torchtune"
@@ -163,7 +163,7 @@ def test_tokens_are_samples_times_the_sequence_in_both_directions(tmp_path):
         ),
     ],
 )
-def test_a_file_that_its_family_would_refuse_is_refused_before_anything_starts(tmp_path, suffix, text, words):
+def test_what_its_family_would_refuse_is_refused_before_anything_starts(tmp_path, suffix, text, words):
     with pytest.raises(UserInputError) as raised:
         loaded(tmp_path, text, suffix, "explore.replicas=1")
 
@@ -219,7 +219,7 @@ def test_comments_and_literal_strings_stay_in_toml(tmp_path):
     assert tomllib.loads(made)["job"]["dump_folder"] == "/probe/output"
 
 
-def test_what_changes_the_size_by_itself_is_off_in_the_copies_and_that_is_reported(tmp_path):
+def test_what_changes_the_size_by_itself_is_off_in_copies_and_reported(tmp_path):
     text = '{"output_dir": "o", "per_device_train_batch_size": "explore", "auto_find_batch_size": true}'
     config = loaded(tmp_path, text, ".json")
 
@@ -269,7 +269,7 @@ def test_the_batch_of_a_step_stays_where_the_word_replaces_a_number(tmp_path):
     assert (shown.batch_size, shown.num_replicas, shown.replica_batch_size) == (96, 2, 48)
 
 
-def test_a_global_batch_size_that_was_taken_for_one_replica_asks_for_the_replicas(tmp_path):
+def test_a_global_batch_taken_for_one_replica_asks_for_the_replicas(tmp_path):
     text = '{"output_dir": "o", "per_device_train_batch_size": "explore"}'
     config = loaded(tmp_path, text, ".json", "explore.global_batch_size=48")
 
@@ -285,7 +285,7 @@ def test_two_fixed_batches_of_a_step_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_init_changes_the_size_and_fixes_the_batch_of_a_step_that_the_file_had(tmp_path, name):
+def test_init_changes_the_size_and_fixes_the_batch_of_a_step(tmp_path, name):
     suffix, text, (accumulation, replicas, total, _tokens) = TEXTS[name]
     own = text.replace('"explore"', "4").replace("'explore'", "4").replace("explore", "4")
     path = written(tmp_path, own, suffix)
@@ -320,7 +320,7 @@ def test_a_launcher_starts_the_module_with_its_own_options(launcher, expected):
     assert " ".join(add_launcher(launcher, 2, ("-m", "train", "x"))) == expected
 
 
-def test_the_usual_command_of_a_family_is_behind_the_launcher_that_is_named(tmp_path):
+def test_the_usual_command_of_a_family_is_behind_the_named_launcher(tmp_path):
     suffix, text, _ = TEXTS["axolotl"]
     path = written(tmp_path, text, suffix)
 
@@ -331,7 +331,7 @@ def test_the_usual_command_of_a_family_is_behind_the_launcher_that_is_named(tmp_
     assert launched_by.command.argv[:4] == ("torchrun", "--standalone", "--nproc-per-node", "2")
 
 
-def test_a_launcher_that_does_not_go_with_the_family_is_refused_with_the_command(tmp_path):
+def test_a_launcher_that_does_not_go_with_the_family_is_refused(tmp_path):
     suffix, text, _ = TEXTS["litgpt"]
     with pytest.raises(UserInputError, match="LitGPT starts its own processes"):
         load_config(written(tmp_path, text, suffix), overrides=["explore.launcher=srun"])
@@ -346,7 +346,7 @@ def test_a_launcher_that_does_not_go_with_the_family_is_refused_with_the_command
         ("datasets: []", "datasets: []   # a comment", False),
     ],
 )
-def test_what_decides_the_memory_is_another_job_and_the_batch_and_comments_are_not(tmp_path, before, after, is_another):
+def test_what_decides_the_memory_is_another_job_and_the_batch_is_not(tmp_path, before, after, is_another):
     suffix, text, _ = TEXTS["axolotl"]
 
     first, second = (loaded(tmp_path, one, suffix) for one in (text, text.replace(before, after)))

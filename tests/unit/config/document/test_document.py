@@ -316,7 +316,7 @@ def test_an_override_of_one_reading_is_not_in_the_next(tmp_path):
     "control sequences of a terminal, or endless words, in a value", "escaped and cut in every message"
 )
 @pytest.mark.parametrize("word", ["\x1b[2J", "\u202e", "\u2028", "\ufeff", "\ud800", "x" * 5_000])
-def test_a_message_never_holds_what_a_terminal_would_obey_nor_goes_on_without_end(tmp_path, word):
+def test_a_message_holds_nothing_that_a_terminal_obeys_and_has_an_end(tmp_path, word):
     problems = Problems(document=read(tmp_path, "a: 1\n"))
     problems.error(("a",), f"a is {word}", f"type {word}")
     problems.warn(("a",), f"a is {word}")

@@ -38,7 +38,7 @@ VALUES = {
         ("open", "${size"),
     ],
 )
-def test_a_reference_means_what_it_leads_to_and_stays_as_it_is_where_it_leads_nowhere(key, meant, monkeypatch):
+def test_a_reference_means_what_it_leads_to_or_stays_as_it_is(key, meant, monkeypatch):
     monkeypatch.setenv("BEXPLORE_TEST_HOME", "/here")
     assert Values(VALUES).get(key) == meant
 
