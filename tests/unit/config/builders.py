@@ -59,7 +59,7 @@ def trainer(callbacks: Any = (), *, model: Any = None, **init: Any) -> dict[str,
                 "optimizer": {"AdamW": {"betas": [0.9, 0.95], "weight_decay": 0.1, "correct_bias": True}},
                 "precision": {"enabled": True, "fp16_type": "bfloat16", "max_gradient_norm": 1.0},
                 "loop": {"max_steps": 10},
-                "callbacks": list(callbacks),
+                "callbacks": callbacks if isinstance(callbacks, dict) else list(callbacks),
             }
             | init,
             "fit": {"train_dataloader": {"batch_size": 240}, "val_dataloader": {"batch_size": 120}},

@@ -18,8 +18,34 @@ def names(config) -> list[str]:
 # Which variants
 
 
-def test_a_file_without_settings_has_no_variants(folder):
-    assert folder.load(sections()).variants == ()
+WORDS = [f"activation_checkpointing={word}" for word in ("none", "selective", "full")]
+BUDGETS = [f"activation_memory_budget={share}" for share in ("1.0", "0.5", "0.2")]
+MODES = ["compile.mode=default", "compile.mode=max-autotune"]
+COMPILED = ["compile.enabled=true, compile.mode=default", "compile.enabled=true, compile.mode=max-autotune"]
+
+
+@pytest.mark.parametrize(
+    ("explore", "expected"),
+    [
+        ({}, []),
+        ({"settings": {"activation_checkpointing": ["selective", "full"]}}, WORDS),  # the file's own is a variant, too
+        ({"settings": {"compile": {"mode": ["default", "max-autotune"]}}}, MODES),  # mappings in mappings
+        ({"settings": "auto"}, BUDGETS),  # the compiler recomputes where the model is compiled
+        ({"settings": "auto", "compile": False}, WORDS),
+        ({"settings": "auto", "compile": False, "workload": {"step": "m:a"}}, []),
+        (
+            {"settings": {"compile.enabled": [True, False], "compile.mode": ["default", "max-autotune"]}},
+            [*COMPILED, "compile.enabled=false"],  # settings that make one program are one variant
+        ),
+    ],
+)
+def test_settings_make_these_variants(folder, explore, expected):
+    assert names(folder.load(sections(explore=explore))) == expected
+
+
+def test_a_list_of_settings_may_be_given_on_the_command_line(folder):
+    config = folder.load(sections(), overrides=["explore.settings.compile.mode=[default, reduce-overhead]"])
+    assert names(config) == ["compile.mode=default", "compile.mode=reduce-overhead"]
 
 
 def test_each_combination_is_a_variant_and_the_files_own_is_the_first(folder):
@@ -35,21 +61,6 @@ def test_each_combination_is_a_variant_and_the_files_own_is_the_first(folder):
     assert config.variants[2].job.activation_checkpointing == "selective"
     assert config.variants[2].job.compile.mode == "max-autotune"
     assert config.variants[2].values == {"activation_checkpointing": "selective", "compile.mode": "max-autotune"}
-
-
-def test_the_files_own_settings_are_a_variant_where_no_list_holds_them(folder):
-    config = folder.load(sections(explore={"settings": {"activation_checkpointing": ["selective", "full"]}}))
-    assert names(config) == [f"activation_checkpointing={word}" for word in ("none", "selective", "full")]
-
-
-def test_keys_may_stand_as_mappings_in_mappings(folder):
-    nested = {"compile": {"mode": ["default", "max-autotune"]}}
-    assert names(folder.load(sections(explore={"settings": nested}))) == [
-        "compile.mode=default",
-        "compile.mode=max-autotune",
-    ]
-    config = folder.load(sections(), overrides=["explore.settings.compile.mode=[default, reduce-overhead]"])
-    assert names(config) == ["compile.mode=default", "compile.mode=reduce-overhead"]
 
 
 def test_a_single_value_is_fixed_for_all_variants_the_files_own_too(folder):
@@ -80,31 +91,6 @@ def test_the_implementation_of_the_optimizer_goes_over_the_files_own(folder):
     assert names(config) == ["optimizer.fused=default", "optimizer.fused=true"]
     own, fused = (variant.job.optimizer_arguments for variant in config.variants)
     assert fused == own | {"fused": True}
-
-
-def test_auto_lets_the_compiler_recompute_where_the_model_is_compiled(folder):
-    config = folder.load(sections(explore={"settings": "auto"}))
-    assert names(config) == [f"activation_memory_budget={share}" for share in ("1.0", "0.5", "0.2")]
-
-
-def test_auto_checkpoints_blocks_where_nothing_is_compiled(folder):
-    config = folder.load(sections(explore={"settings": "auto", "compile": False}))
-    assert names(config) == [f"activation_checkpointing={word}" for word in ("none", "selective", "full")]
-
-
-def test_auto_finds_nothing_to_choose_in_an_own_step_that_is_not_compiled(folder):
-    explore = {"settings": "auto", "compile": False, "workload": {"step": "m:a"}}
-    assert folder.load(sections(explore=explore)).variants == ()
-
-
-def test_settings_that_make_one_program_are_one_variant(folder):
-    lists = {"compile.enabled": [True, False], "compile.mode": ["default", "max-autotune"]}
-    config = folder.load(sections(explore={"settings": lists}))
-    assert names(config) == [
-        "compile.enabled=true, compile.mode=default",
-        "compile.enabled=true, compile.mode=max-autotune",
-        "compile.enabled=false",
-    ]
 
 
 def test_a_key_that_changes_nothing_is_a_warning(folder):
@@ -176,18 +162,30 @@ def test_settings_are_auto_or_a_mapping(folder):
     assert "explore.settings must be auto, or a mapping of settings to lists of values" in refusal
 
 
-def test_more_variants_than_can_be_run_are_refused_with_what_to_shorten(folder):
-    lists = {"activation_memory_budget": [1, 0.9, 0.8, 0.7, 0.6, 0.5], "compile.mode": ["default", "a", "b"]}
-    refusal = folder.refusal(sections(explore={"settings": lists}))
-    assert f"makes 18 variants of 6 x 3 values; {MAX_VARIANTS} are the most" in refusal
-    assert "shorten activation_memory_budget, which has 6 values" in refusal
+MANY = [one / 100 for one in range(100)]
 
 
-def test_combinations_are_not_made_to_be_counted(folder):
-    many = [one / 100 for one in range(100)]
-    lists = {"activation_memory_budget": many, "workload.arguments.a": many, "workload.arguments.b": many}
-    refusal = folder.refusal(sections(explore={"workload": OWN_MODEL, "settings": lists}))
-    assert "makes 1000000 variants of 100 x 100 x 100 values" in refusal
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        (
+            {"activation_memory_budget": [1, 0.9, 0.8, 0.7, 0.6, 0.5], "compile.mode": ["default", "a", "b"]},
+            f"makes 18 variants of 6 x 3 values; {MAX_VARIANTS} are the most",
+        ),
+        (
+            {"activation_memory_budget": [1, 0.9, 0.8, 0.7, 0.6, 0.5], "compile.mode": ["default", "a", "b"]},
+            "shorten activation_memory_budget, which has 6 values",
+        ),
+        # Combinations are not made to be counted.
+        (
+            {"activation_memory_budget": MANY, "workload.arguments.a": MANY, "workload.arguments.b": MANY},
+            "makes 1000000 variants of 100 x 100 x 100 values",
+        ),
+        ({f"workload.arguments.{name}": list(range(20)) for name in "ab"}, "makes 400 variants of 20 x 20 values"),
+    ],
+)
+def test_more_variants_than_can_be_run_are_refused(folder, lists, expected):
+    assert expected in folder.refusal(sections(explore={"workload": OWN_MODEL, "settings": lists}))
 
 
 def test_a_file_that_contradicts_itself_is_refused(folder):
@@ -233,9 +231,3 @@ def test_only_another_precision_is_known_to_change_the_training():
     own = {"precision": "float32", "compile.mode": "default"}
     assert changes_training(own | {"compile.mode": "max-autotune"}, own) == ()
     assert changes_training(own | {"precision": "bfloat16"}, own) == ("precision bfloat16 instead of float32",)
-
-
-def test_more_than_256_combinations_are_counted_and_not_made(folder):
-    lists = {f"workload.arguments.{name}": list(range(20)) for name in "ab"}
-    refusal = folder.refusal(sections(explore={"workload": OWN_MODEL, "settings": lists}))
-    assert "makes 400 variants of 20 x 20 values" in refusal

@@ -106,33 +106,7 @@ def test_a_size_that_is_none_of_the_forms_is_told_with_its_line(folder, micro, e
         assert f"{folder.path}:" in told
 
 
-def test_not_a_number_is_no_size(folder):
-    assert "not nan" in folder.refusal("train_input: {batch_size: 8, micro_batch_size: .nan}\nmodel: {}\n")
-
-
 # Arithmetic
-
-
-@pytest.mark.parametrize(
-    ("micro", "fields", "expected"),
-    [
-        (8, {"batch_size": 241}, "batch_size 241 is not a multiple of the 2 replicas"),
-        (7, {}, "120 samples are not a multiple of micro_batch_size 7"),
-        (121, {}, "micro_batch_size 121 is above the 120 samples that one replica has"),
-        (8, {"batch_size": 1}, "batch_size 1 is smaller than the 2 replicas"),
-        ("auto", {"batch_size": 241}, "batch_size 241 is not a multiple of the 2 replicas"),
-        ("auto", {"batch_size": None}, "auto needs batch_size"),
-        ("explore", {"batch_size": 0}, "batch_size must be a positive integer, not 0"),
-        ("explore", {"batch_size": "big"}, 'batch_size must be a positive integer, not "big"'),
-        ("explore", {"num_csx": 1.5}, "num_csx must be a positive integer, not 1.5"),
-        ("explore", {"batch_size": None, "explore": {"candidates": "divisors"}}, "divisors needs batch_size"),
-        ("explore", {"batch_size": 241, "explore": {"candidates": "divisors"}}, "not a multiple of the 2 replicas"),
-        ({"explore": {"min": 8}}, {"explore": {"max": 4}}, "nothing is left to try: from 8 to 4"),
-        (121, {"explore": {"divisibility": "even"}}, "micro_batch_size 121 is above the 120 samples"),
-    ],
-)
-def test_numbers_that_do_not_fit_together_are_refused(folder, micro, fields, expected):
-    assert expected in folder.refusal(sections(micro, **fields))
 
 
 def test_the_batch_does_not_matter_for_a_search(folder):
@@ -145,40 +119,6 @@ def test_the_batch_does_not_matter_for_a_search(folder):
 def test_an_uneven_size_moves_and_says_so(folder):
     config = folder.load(sections(168, batch_size=673, explore={"divisibility": "even"}))
     assert any("168 does not cut 337 samples evenly; 169 does, in 2 micro-batches" in line for line in config.warnings)
-
-
-@pytest.mark.parametrize("micro", ["explore", "auto", 8, {"explore": {"max": 4}}])
-def test_the_accumulation_flag_is_accepted_where_it_agrees(folder, micro):
-    values = sections(micro)
-    values["runconfig"]["use_cs_grad_accum"] = True
-    assert folder.load(values).warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("micro", "flag", "expected"),
-    [
-        (None, True, "use_cs_grad_accum is true, but micro_batch_size means no accumulation"),
-        ("auto", False, "use_cs_grad_accum is false, but micro_batch_size: auto splits the batch"),
-        (8, False, "makes batch_size 240 only with accumulation"),
-        ("explore", "maybe", 'use_cs_grad_accum must be true or false, not "maybe"'),
-    ],
-)
-def test_the_accumulation_flag_is_refused_where_it_contradicts(folder, micro, flag, expected):
-    values = sections(micro)
-    values["runconfig"]["use_cs_grad_accum"] = flag
-    assert expected in folder.refusal(values)
-
-
-def test_without_accumulation_one_micro_batch_is_the_whole_batch(folder):
-    values = sections(120)
-    values["runconfig"]["use_cs_grad_accum"] = False
-    assert folder.load(values).request.value == 120
-
-
-def test_a_search_without_accumulation_goes_on_with_a_warning(folder):
-    values = sections("explore")
-    values["runconfig"]["use_cs_grad_accum"] = False
-    assert "use_cs_grad_accum is false" in folder.load(values).warnings[0]
 
 
 # Training or evaluation
@@ -316,20 +256,6 @@ def test_an_optimizer_that_torch_lacks_is_replaced_with_a_notice(folder, optimiz
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "expected"),
-    [
-        ({"optimizer_type": "AdamZ"}, 'the optimizer "AdamZ" is not one of torch.optim | did you mean Adam'),
-        ({"optimizer_type": "AdamW", "betas": 0.9}, "betas must be two numbers, not 0.9"),
-        ({"AdamW": {"weight_decay": "much"}}, 'weight_decay must be a number, not "much"'),
-        ({"optimizer_type": "SGD", "nesterov": 1}, "nesterov must be true or false, not 1"),
-        ({"optimizer_type": "SGD", "max_gradient_norm": "one"}, 'max_gradient_norm must be a number, not "one"'),
-    ],
-)
-def test_a_wrong_optimizer_is_refused(folder, optimizer, expected):
-    assert expected in folder.refusal(sections(optimizer=optimizer))
-
-
-@pytest.mark.parametrize(
     ("change", "warning"),
     [
         ({"attention_sliding_window_length": 32}, "lacks it: attention_sliding_window_length: 32"),
@@ -358,34 +284,6 @@ def test_what_is_switched_off_is_not_mentioned(folder, change):
     assert folder.load(sections(model=GPT | change)).warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"name": "unet"}, 'the model "unet" is not built in'),
-        ({"name": "lama"}, "did you mean llama?"),
-        ({"moe": {"num_experts": 8, "top_k": 9}}, "top_k 9 exceeds the 8 experts"),
-        ({"num_segments": 2}, "not a decoder-only language model, by its num_segments"),
-        ({"num_heads": 5}, "hidden_size 32 is not a multiple of num_heads 5"),
-        ({"hidden_size": 0}, "hidden_size must be a positive integer, not 0"),
-        ({"vocab_size": None}, "the model section has no vocab_size"),
-        ({"max_position_embeddings": None}, "nothing gives the sequence length"),
-        ({"nonlinearity": "gleu"}, 'nonlinearity "gleu" is not built in | did you mean'),
-        ({"position_embedding_type": "relative"}, 'position_embedding_type "relative" is not built in'),
-        ({"position_embedding_type": "rotary", "rotary_dim": 64}, "rotary_dim must be even and at most the width"),
-        ({"dropout_rate": 1.5}, "dropout_rate must be from 0 to below 1, not 1.5"),
-        ({"use_ffn_bias": "perhaps"}, 'use_ffn_bias must be true or false, not "perhaps"'),
-        ({"layer_norm_epsilon": "tiny"}, 'layer_norm_epsilon must be a number, not "tiny"'),
-        ({"attention_module": "magic"}, 'attention_module "magic" is not built in'),
-        (
-            {"attention_module": "multiquery_attention", "extra_attention_params": {"num_kv_groups": 3}},
-            "num_heads 4 is not a multiple of num_kv_groups 3",
-        ),
-    ],
-)
-def test_a_model_that_cannot_be_built_is_refused(folder, change, expected):
-    assert expected in folder.refusal(sections(model=GPT | change))
-
-
 def test_a_size_that_is_no_model_can_be_read_from_the_data(folder):
     values = sections(model=GPT | {"vocab_size": None})
     values["train_input"] |= {"vocab_size": 77, "max_sequence_length": 48}
@@ -399,12 +297,6 @@ def test_learned_positions_cannot_grow_but_rotary_ones_can(folder):
     assert "max_position_embeddings 64 is below the sequence length 128" in folder.refusal(values)
     values["model"]["position_embedding_type"] = "rotary"
     assert folder.load(values).job.model["max_position_embeddings"] == 128
-
-
-def test_a_file_without_a_model_is_refused(folder):
-    values = sections()
-    del values["model"]
-    assert "no model section describes what is trained" in folder.refusal(values)
 
 
 # The workload section
@@ -575,28 +467,106 @@ def test_a_model_of_another_kind_is_not_taken_for_a_slip(folder, name, hint):
     assert refused.value.hint.startswith(hint)
 
 
+# What is refused
+
+
+def flagged(micro: Any, flag: Any) -> dict[str, Any]:
+    """A file with `use_cs_grad_accum`."""
+    values = sections(micro)
+    values["runconfig"]["use_cs_grad_accum"] = flag
+    return values
+
+
+NUMBERS = [
+    (8, {"batch_size": 241}, "batch_size 241 is not a multiple of the 2 replicas"),
+    (7, {}, "120 samples are not a multiple of micro_batch_size 7"),
+    (121, {}, "micro_batch_size 121 is above the 120 samples that one replica has"),
+    (8, {"batch_size": 1}, "batch_size 1 is smaller than the 2 replicas"),
+    ("auto", {"batch_size": 241}, "batch_size 241 is not a multiple of the 2 replicas"),
+    ("auto", {"batch_size": None}, "auto needs batch_size"),
+    ("explore", {"batch_size": 0}, "batch_size must be a positive integer, not 0"),
+    ("explore", {"batch_size": "big"}, 'batch_size must be a positive integer, not "big"'),
+    ("explore", {"num_csx": 1.5}, "num_csx must be a positive integer, not 1.5"),
+    ("explore", {"batch_size": None, "explore": {"candidates": "divisors"}}, "divisors needs batch_size"),
+    ("explore", {"batch_size": 241, "explore": {"candidates": "divisors"}}, "not a multiple of the 2 replicas"),
+    ({"explore": {"min": 8}}, {"explore": {"max": 4}}, "nothing is left to try: from 8 to 4"),
+    (121, {"explore": {"divisibility": "even"}}, "micro_batch_size 121 is above the 120 samples"),
+]
+FLAGS = [
+    (None, True, "use_cs_grad_accum is true, but micro_batch_size means no accumulation"),
+    ("auto", False, "use_cs_grad_accum is false, but micro_batch_size: auto splits the batch"),
+    (8, False, "makes batch_size 240 only with accumulation"),
+    ("explore", "maybe", 'use_cs_grad_accum must be true or false, not "maybe"'),
+]
+OPTIMIZERS = [
+    ({"optimizer_type": "AdamZ"}, 'the optimizer "AdamZ" is not one of torch.optim | did you mean Adam'),
+    ({"optimizer_type": "AdamW", "betas": 0.9}, "betas must be two numbers, not 0.9"),
+    ({"AdamW": {"weight_decay": "much"}}, 'weight_decay must be a number, not "much"'),
+    ({"optimizer_type": "SGD", "nesterov": 1}, "nesterov must be true or false, not 1"),
+    ({"optimizer_type": "SGD", "max_gradient_norm": "one"}, 'max_gradient_norm must be a number, not "one"'),
+]
+MODELS = [
+    ({"name": "unet"}, 'the model "unet" is not built in'),
+    ({"name": "lama"}, "did you mean llama?"),
+    ({"moe": {"num_experts": 8, "top_k": 9}}, "top_k 9 exceeds the 8 experts"),
+    ({"num_segments": 2}, "not a decoder-only language model, by its num_segments"),
+    ({"num_heads": 5}, "hidden_size 32 is not a multiple of num_heads 5"),
+    ({"hidden_size": 0}, "hidden_size must be a positive integer, not 0"),
+    ({"vocab_size": None}, "the model section has no vocab_size"),
+    ({"max_position_embeddings": None}, "nothing gives the sequence length"),
+    ({"nonlinearity": "gleu"}, 'nonlinearity "gleu" is not built in | did you mean'),
+    ({"position_embedding_type": "relative"}, 'position_embedding_type "relative" is not built in'),
+    ({"position_embedding_type": "rotary", "rotary_dim": 64}, "rotary_dim must be even and at most the width"),
+    ({"dropout_rate": 1.5}, "dropout_rate must be from 0 to below 1, not 1.5"),
+    ({"use_ffn_bias": "perhaps"}, 'use_ffn_bias must be true or false, not "perhaps"'),
+    ({"layer_norm_epsilon": "tiny"}, 'layer_norm_epsilon must be a number, not "tiny"'),
+    ({"attention_module": "magic"}, 'attention_module "magic" is not built in'),
+    (
+        {"attention_module": "multiquery_attention", "extra_attention_params": {"num_kv_groups": 3}},
+        "num_heads 4 is not a multiple of num_kv_groups 3",
+    ),
+]
+SHAPES = [
+    ({"setup": {}, "dataset": {}}, "there is nothing to explore"),
+    ({"train_inputs": {}}, 'did you mean "train_input" by "train_inputs"?'),
+    ({"train_input": None}, "train_input and eval_input are both empty"),
+    ({"train_input": 5}, "train_input must be a mapping, not a number"),
+    ({"train_input": {}, "model": []}, "model must be a mapping, not a list"),
+    ({"trainer": 5}, "trainer must be a mapping"),
+    ({"trainer": {"init": {}}}, "neither fit.train_dataloader nor validate.val_dataloader"),
+    ({"trainer": []}, "neither fit.train_dataloader nor validate.val_dataloader"),
+    (trainer() | {"explore": {"seeed": 1}}, 'unknown key "seeed" in explore'),
+    (trainer(callbacks={"ScopedTrainFlags": {FLAG: 4}}), "callbacks must be a list, not a mapping"),
+    ({"train_input": {"batch_size": 8, "micro_batch_size": "explore"}}, "no model section describes what is trained"),
+    ("train_input: {batch_size: 8, micro_batch_size: .nan}\nmodel: {}\n", "not nan"),
+]
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"setup": {}, "dataset": {}}, "there is nothing to explore"),
-        ({"train_inputs": {}}, 'did you mean "train_input" by "train_inputs"?'),
-        ({"train_input": None}, "train_input and eval_input are both empty"),
-        ({"train_input": 5}, "train_input must be a mapping, not a number"),
-        ({"train_input": {}, "model": []}, "model must be a mapping, not a list"),
-        ({"trainer": 5}, "trainer must be a mapping"),
-        ({"trainer": {"init": {}}}, "neither fit.train_dataloader nor validate.val_dataloader"),
-        ({"trainer": []}, "neither fit.train_dataloader nor validate.val_dataloader"),
-        (trainer() | {"explore": {"seeed": 1}}, 'unknown key "seeed" in explore'),
+        *((sections(micro, **fields), expected) for micro, fields, expected in NUMBERS),
+        *((flagged(micro, flag), expected) for micro, flag, expected in FLAGS),
+        *((sections(optimizer=optimizer), expected) for optimizer, expected in OPTIMIZERS),
+        *((sections(model=GPT | change), expected) for change, expected in MODELS),
+        *SHAPES,
     ],
 )
-def test_a_file_of_another_shape_is_refused(folder, values, expected):
+def test_what_is_wrong_in_a_file_is_refused_in_words(folder, values, expected):
     assert expected in folder.refusal(values)
 
 
-def test_callbacks_that_are_no_list_are_refused(folder):
-    values = trainer()
-    values["trainer"]["init"]["callbacks"] = {"ScopedTrainFlags": {FLAG: 4}}
-    assert "callbacks must be a list, not a mapping" in folder.refusal(values)
+@pytest.mark.parametrize(
+    ("micro", "flag", "warnings"),
+    [
+        *((micro, True, 0) for micro in ("explore", "auto", 8, {"explore": {"max": 4}})),
+        (120, False, 0),  # without accumulation one micro-batch is the whole batch
+        ("explore", False, 1),
+    ],
+)
+def test_the_accumulation_flag_is_accepted_where_it_agrees(folder, micro, flag, warnings):
+    told = folder.load(flagged(micro, flag)).warnings
+    assert len([line for line in told if "use_cs_grad_accum is false" in line]) == len(told) == warnings
 
 
 def test_everything_wrong_with_a_file_is_said_at_once(folder):

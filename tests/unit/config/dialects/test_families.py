@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -29,6 +31,10 @@ def written(folder: Path, text: str, suffix: str = ".yaml") -> Path:
 def loaded(folder: Path, text: str, suffix: str = ".yaml", *overrides: str) -> Config:
     command = [] if any("explore.command" in one for one in overrides) else ['explore.command=["train", "{config}"]']
     return load_config(written(folder, text, suffix), overrides=[*command, "explore.writes_are_fine=true", *overrides])
+
+
+def parse(text: str, suffix: str) -> Any:
+    return {".json": json.loads, ".toml": tomllib.loads}.get(suffix, YAML(typ="safe").load)(text)
 
 
 def copy(config: Config, *, micro_batch_size: int, accumulation: int = 2, replicas: int = 1) -> str:
@@ -67,10 +73,9 @@ def test_a_copy_has_the_size_and_its_multiples_at_their_keys(tmp_path, name):
     suffix, text, _ = TEXTS[name]
     config = loaded(tmp_path, text, suffix, "explore.replicas=1")
 
-    parse = {".json": json.loads, ".toml": tomllib.loads}.get(suffix, YAML(typ="safe").load)
-    values = parse(copy(config, micro_batch_size=6))
+    values = parse(copy(config, micro_batch_size=6), suffix)
 
-    found = {key.name: values for key in config.command.file.keys}
+    found = {}
     for key in config.command.file.keys:
         value = values
         for part in key.path:
@@ -244,14 +249,13 @@ def test_the_section_of_bexplore_is_left_out_of_json(text, expected):
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_copy_of_what_init_wrote_has_the_keys_of_the_users_file_alone(tmp_path, name):
     suffix, text, (_, _, total, _) = TEXTS[name]
-    own = text.replace("'explore'", "4").replace('"explore"', "4").replace("explore", "4")
+    own = re.sub("['\"]?explore['\"]?", "4", text)
     made = starter.from_file(written(tmp_path, own, suffix)).text
 
     copied = copy(loaded(tmp_path, made, suffix, *(["explore.replicas=1"] if total else [])), micro_batch_size=4)
 
-    parse = {".json": json.loads, ".toml": tomllib.loads}.get(suffix, YAML(typ="safe").load)
     added = {"output_dir", "out_dir", "exp_manager", "checkpoints"}  # of which each start has its own
-    assert set(parse(own)) <= set(parse(copied)) <= set(parse(own)) | added
+    assert set(parse(own, suffix)) <= set(parse(copied, suffix)) <= set(parse(own, suffix)) | added
 
 
 # What the file's own size has fixed
