@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bexplore.job import CompileSettings, Job
 from bexplore.measurement.probe import Observation, Outcome, Probe
+from bexplore.trace.cost_model import NOTHING, CostModel, Peak, Phase, Polynomial
 
 ROOT = Path(__file__).parents[1]
 JOBS = ROOT / "tests" / "jobs"
@@ -47,6 +48,24 @@ def observed(micro_batch_size: int = 1, *, number: int = 0, **fields) -> Observa
     """A measured observation with sensible times."""
     facts = {"outcome": Outcome.MEASURED, "pass_times_s": (0.1, 0.1, 0.1)} | fields
     return Observation(probe=Probe(number=number, micro_batch_size=micro_batch_size), **facts)
+
+
+def cost_model(peak: Polynomial = NOTHING, *, phase: Phase = Phase.FORWARD, **fields) -> CostModel:
+    """A trace of a step with one phase, whose peak is given in bytes."""
+    facts = {
+        "fingerprint": "0" * 16,
+        "num_parameters": 1,
+        "model_flops": Polynomial(0, 1),
+        "hardware_flops": Polynomial(0, 1),
+        "bytes_moved": Polynomial(0, 1),
+        "resident": (),
+        "peaks": {phase: (Peak(size=peak, buffers=()),)},
+        "relative_sd": 0.02,
+        "trace_s": 1.0,
+        "device": "cpu",
+        "compiler": "torch 2.13.0",
+    }
+    return CostModel(**facts | fields)
 
 
 def in_child(work: Callable[[], object]) -> int:

@@ -14,7 +14,8 @@ from bexplore.host.records import to_record
 from bexplore.job import CompileSettings, Job
 from bexplore.trace import CostModel
 from bexplore.trace.cache import Sources, recall, remember
-from bexplore.trace.cost_model import Peak, Phase, Polynomial
+from bexplore.trace.cost_model import Polynomial
+from tests.builders import cost_model
 
 UNCHANGED = Sources(files={}, packages={"torch": metadata.version("torch")})
 PROGRAM = """
@@ -29,20 +30,7 @@ PROGRAM = """
 """
 
 
-def cost_model(*, fingerprint: str = "0123456789abcdef") -> CostModel:
-    return CostModel(
-        fingerprint=fingerprint,
-        num_parameters=10,
-        model_flops=Polynomial(0, 60),
-        hardware_flops=Polynomial(0, 70),
-        bytes_moved=Polynomial(0, 80),
-        resident=(),
-        peaks={Phase.FORWARD: (Peak(size=Polynomial(5, 2), buffers=()),)},
-        relative_sd=0.02,
-        trace_s=1.5,
-        device="cpu",
-        compiler="torch",
-    )
+TRACE = cost_model(Polynomial(5, 2), trace_s=1.5)
 
 
 def write_program(root: Path, *, width: int) -> Job:
@@ -77,7 +65,7 @@ def test_a_program_is_traced_again_once_an_imported_module_has_changed(tmp_path)
 @pytest.mark.promise("a damaged entry of the trace's cache", "replaced")
 def test_a_fresh_trace_reads_no_entry_and_one_that_is_damaged_is_replaced(tmp_path):
     job = write_program(tmp_path, width=16)
-    remember(job, cost_model(), UNCHANGED, gpu=None)
+    remember(job, TRACE, UNCHANGED, gpu=None)
     assert looked_at(job, tmp_path, fresh=True).remembered_from is None
     for entry in entries():
         entry.write_text(entry.read_text()[:100])

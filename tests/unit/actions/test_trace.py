@@ -16,7 +16,8 @@ from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job
 from bexplore.output.tables import devices_table, trace_table
 from bexplore.trace.absent_gpu import GpuProperties
-from bexplore.trace.cost_model import CostModel, Peak, Phase, Polynomial
+from bexplore.trace.cost_model import CostModel, Polynomial
+from tests.builders import cost_model
 
 GIB = 2**30
 JOB = """\
@@ -42,20 +43,7 @@ def config(tmp_path):
 def of_rank(job: Job) -> CostModel:
     """A step of 16 GiB that ranks share, and of 1 GiB a sample that they do not."""
     shared = Polynomial(16 * GIB // job.parallelism.num_ranks, GIB)
-    return CostModel(
-        fingerprint="0" * 16,
-        num_parameters=1000,
-        model_flops=Polynomial(0, 1),
-        hardware_flops=Polynomial(0, 1),
-        bytes_moved=Polynomial(0, 1),
-        resident=(),
-        peaks={Phase.FORWARD: (Peak(size=shared, buffers=()),)},
-        relative_sd=0.02,
-        trace_s=1.0,
-        device="cpu",
-        compiler="torch 2.13.0",
-        notes=("of the trace",),
-    )
+    return cost_model(shared, num_parameters=1000, notes=("of the trace",))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from bexplore.job import Job, Parallelism, Precision, TorchSettings
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.run.parts.ranks import RanksPart
 from bexplore.trace.cost_model import CostModel, Polynomial
+from tests.builders import cost_model
 
 GPU = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "num_multiprocessors": 132}
 CPU = {"device": "cpu"}
@@ -35,19 +36,8 @@ def sweep(pass_times_s: dict[int, float], *, update_s: float = 1e-6, refused: in
 
 def model(flops: float, num_bytes: float) -> CostModel:
     """Operations and bytes of a pass for one sample."""
-    return CostModel(
-        fingerprint="",
-        num_parameters=1,
-        model_flops=Polynomial(0, flops),
-        hardware_flops=Polynomial(0, flops),
-        bytes_moved=Polynomial(0, num_bytes),
-        resident=(),
-        peaks={},
-        relative_sd=0.1,
-        trace_s=0.0,
-        device="cuda",
-        compiler="",
-    )
+    own, moved = Polynomial(0, flops), Polynomial(0, num_bytes)
+    return cost_model(model_flops=own, hardware_flops=own, bytes_moved=moved, peaks={})
 
 
 def found_in(job: Job, observations: list[Observation], **fields) -> tuple[Bottleneck, ...]:

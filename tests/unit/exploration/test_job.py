@@ -16,23 +16,12 @@ from bexplore.exploration.job import JobExploration
 from bexplore.exploration.memory_budget import MemoryBudget
 from bexplore.job import TorchSettings
 from bexplore.run.run_directory import Run
-from bexplore.trace.cost_model import CostModel, Peak, Phase, Polynomial
+from bexplore.trace.cost_model import Polynomial
+from tests.builders import cost_model
 
 GIB = 2**30
 BUDGET = MemoryBudget(budget_bytes=64 * GIB, why="")
-ONE_GIB_A_SAMPLE = CostModel(
-    fingerprint="",
-    num_parameters=1,
-    model_flops=Polynomial(0, 1),
-    hardware_flops=Polynomial(0, 1),
-    bytes_moved=Polynomial(0, 1),
-    resident=(),
-    peaks={Phase.FORWARD: (Peak(size=Polynomial(0, GIB), buffers=()),)},
-    relative_sd=0.02,
-    trace_s=0.0,
-    device="cuda",
-    compiler="",
-)
+ONE_GIB_A_SAMPLE = cost_model(Polynomial(0, GIB), device="cuda")
 
 
 def config(tmp_path: Path, device: str, compile_mode: str = "default") -> Config:

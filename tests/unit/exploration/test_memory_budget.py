@@ -36,7 +36,8 @@ from bexplore.run.event_records import event_record, probe_record, trace_record
 from bexplore.run.events import Traced
 from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.space import MemoryAccount
-from bexplore.trace.cost_model import CostModel, Peak, Phase, Polynomial
+from bexplore.trace.cost_model import Polynomial
+from tests.builders import cost_model
 from tests.unit.run.builders import make_run, probe
 
 GIB = 2**30
@@ -80,27 +81,13 @@ def test_the_budget_of_a_device_by_name_leaves_room_for_the_context():
     assert budget.warnings == ()
 
 
-def cost_model() -> CostModel:
-    """A step of 1 GiB and 1 GiB a sample."""
-    return CostModel(
-        fingerprint="0" * 16,
-        num_parameters=1,
-        model_flops=Polynomial(0, 1),
-        hardware_flops=Polynomial(0, 1),
-        bytes_moved=Polynomial(0, 1),
-        resident=(),
-        peaks={Phase.FORWARD: (Peak(size=Polynomial(GIB, GIB), buffers=()),)},
-        relative_sd=0.02,
-        trace_s=1.0,
-        device="cuda",
-        compiler="torch 2.13.0",
-    )
+ONE_GIB_AND_ONE_A_SAMPLE = cost_model(Polynomial(GIB, GIB), device="cuda")
 
 
 def test_a_trace_counts_with_what_the_allocator_will_reserve():
     budget = {"memory_budget_bytes": 64 * GIB, "why_budget": "of the test"}
     tensors, reserved = (
-        trace_record(cost_model(), budget_bytes=64 * GIB, judged_by=account, micro_batch_sizes=(56, 57, 63))
+        trace_record(ONE_GIB_AND_ONE_A_SAMPLE, budget_bytes=64 * GIB, judged_by=account, micro_batch_sizes=(56, 57, 63))
         for account in (MemoryAccount.TENSORS, MemoryAccount.RESERVED)
     )
     assert tensors["max_micro_batch_size"] == 63
@@ -123,7 +110,7 @@ def test_a_trace_counts_with_what_the_allocator_will_reserve():
     ],
 )
 def test_a_trace_tells_of_the_sizes_that_may_be_tried(bounds, budget, told, largest):
-    facts = trace_record(cost_model(), budget_bytes=budget * GIB, **bounds)
+    facts = trace_record(ONE_GIB_AND_ONE_A_SAMPLE, budget_bytes=budget * GIB, **bounds)
     assert (list(facts["peak_memory_bytes"]), facts["max_micro_batch_size"]) == (told, largest)
     table = trace_table(facts | {"memory_budget_bytes": budget * GIB, "why_budget": ""})
     rows = {line.split()[0]: line.split()[-1] for line in table.splitlines() if line.endswith((" yes", " no"))}
@@ -133,14 +120,14 @@ def test_a_trace_tells_of_the_sizes_that_may_be_tried(bounds, budget, told, larg
 def test_the_event_of_a_step_that_was_not_traced_has_the_fields_of_one_that_was():
     traced, untraced = (
         event_record(Traced(record=record, reason="", memory_budget_bytes=GIB, why_budget=""))
-        for record in (trace_record(cost_model(), budget_bytes=GIB), None)
+        for record in (trace_record(ONE_GIB_AND_ONE_A_SAMPLE, budget_bytes=GIB), None)
     )
     assert list(untraced) == list(traced)
     assert (untraced["device"], untraced["bounds"], untraced["notes"]) == (None, None, [])
 
 
 def test_the_largest_size_of_a_trace_is_the_largest_of_its_table_that_fits():
-    facts = trace_record(cost_model(), budget_bytes=10**9 * 4 * GIB)
+    facts = trace_record(ONE_GIB_AND_ONE_A_SAMPLE, budget_bytes=10**9 * 4 * GIB)
     assert facts["max_micro_batch_size"] == max(map(int, facts["peak_memory_bytes"])) == MAX_SAMPLES
     assert "(the largest that may be tried)" in trace_table(facts | {"memory_budget_bytes": 1, "why_budget": ""})
 
@@ -148,13 +135,15 @@ def test_the_largest_size_of_a_trace_is_the_largest_of_its_table_that_fits():
 def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, monkeypatch):
     path = tmp_path / "job.yaml"
     path.write_text(BFLOAT16_JOB)
-    monkeypatch.setattr(trace_module, "recall_or_trace", lambda *_, **__: cost_model())
+    monkeypatch.setattr(trace_module, "recall_or_trace", lambda *_, **__: ONE_GIB_AND_ONE_A_SAMPLE)
     config = load_config(path)
     facts = {"device": "cpu", "total_memory_bytes": None, "free_memory_bytes": None}
 
     traced = trace_module.trace_job(config, model_dir=str(tmp_path / "x"))[0]
 
-    explored = JobExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
+    explored = JobExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))._budget(
+        facts, ONE_GIB_AND_ONE_A_SAMPLE
+    )
     assert "kept free for gradient buckets" in explored.why
     assert traced["memory_budget_bytes"] == explored.budget_bytes
 
@@ -162,7 +151,7 @@ def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, mo
 def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
     path = tmp_path / "job.yaml"
     path.write_text(BFLOAT16_JOB.replace("explore: {", "explore: {min: 3, max: 6, "))
-    monkeypatch.setattr(trace_module, "recall_or_trace", lambda *_, **__: cost_model())
+    monkeypatch.setattr(trace_module, "recall_or_trace", lambda *_, **__: ONE_GIB_AND_ONE_A_SAMPLE)
     config = load_config(path)
     budget = resolve_budget(config.explore, {"device": "cpu"}, num_replicas=1, gradient_bytes=None)
 
@@ -170,7 +159,7 @@ def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
 
     assert traced["bounds"] == [3, 6]
     exploration = JobExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))
-    assert exploration._traced(cost_model(), "", budget).record["bounds"] == [3, 6]
+    assert exploration._traced(ONE_GIB_AND_ONE_A_SAMPLE, "", budget).record["bounds"] == [3, 6]
 
 
 def test_gradients_are_as_wide_as_the_weights():
@@ -312,5 +301,5 @@ def test_an_exploration_of_ranks_reserves_no_gradients(tmp_path):
         path = tmp_path / f"{name}.yaml"
         path.write_text(BFLOAT16_JOB.replace("explore: {", "explore: {" + section))
         exploration = JobExploration(load_config(path), ExploreOptions(model_dir=str(tmp_path / "x")))
-        why[name] = exploration._budget(facts, cost_model()).why
+        why[name] = exploration._budget(facts, ONE_GIB_AND_ONE_A_SAMPLE).why
     assert {name for name, text in why.items() if "kept free" in text} == {"replicas"}

@@ -15,6 +15,7 @@ from bexplore.run import run_directory
 from bexplore.run.result import AT_TOP, RunResult
 from bexplore.run.run_directory import Run
 from bexplore.trace.cost_model import Buffer, CostModel, Peak, Phase, Polynomial
+from tests.builders import cost_model as build_cost_model
 
 GIB = 2**30
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -55,18 +56,14 @@ def cost_model() -> CostModel:
         Buffer(label="weights", size=Polynomial(GIB)),
         Buffer(label="model.py:3 gelu", size=Polynomial(0, GIB / 4)),
     )
-    return CostModel(
-        fingerprint="0" * 16,
-        num_parameters=10,
+    return build_cost_model(
         model_flops=Polynomial(0, 1e12),
         hardware_flops=Polynomial(0, 1.5e12),
         bytes_moved=Polynomial(0, 1e9),
         resident=buffers[:1],
         peaks={Phase.BACKWARD: (Peak(size=Polynomial(GIB, GIB / 4), buffers=buffers),)},
         relative_sd=0.05,
-        trace_s=1.0,
         device="cuda",
-        compiler="torch",
     )
 
 

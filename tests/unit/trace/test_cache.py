@@ -11,29 +11,17 @@ from bexplore.host import json_files
 from bexplore.host.accelerators import device_by_name
 from bexplore.host.json_files import cache_folder
 from bexplore.job import Job
-from bexplore.trace import CostModel, cache
+from bexplore.trace import cache
 from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cache import Sources, find_imported_sources, recall, remember
-from bexplore.trace.cost_model import Peak, Phase, Polynomial
+from bexplore.trace.cost_model import Polynomial
+from tests.builders import cost_model
 
 H100 = GpuProperties.from_device(device_by_name("h100"))
 UNCHANGED = Sources(files={}, packages={"torch": metadata.version("torch")})
 
 
-def cost_model(*, fingerprint: str = "0123456789abcdef") -> CostModel:
-    return CostModel(
-        fingerprint=fingerprint,
-        num_parameters=10,
-        model_flops=Polynomial(0, 60),
-        hardware_flops=Polynomial(0, 70),
-        bytes_moved=Polynomial(0, 80),
-        resident=(),
-        peaks={Phase.FORWARD: (Peak(size=Polynomial(5, 2), buffers=()),)},
-        relative_sd=0.02,
-        trace_s=1.5,
-        device="cpu",
-        compiler="torch",
-    )
+TRACE = cost_model(Polynomial(5, 2), trace_s=1.5)
 
 
 def entries() -> list[Path]:
@@ -45,7 +33,7 @@ def entries() -> list[Path]:
 )
 @pytest.mark.promise("garbage in the cache of traces", "traced again")
 def test_an_entry_that_is_none_is_no_trace(content):
-    remember(Job(workload="decoder"), cost_model(), UNCHANGED, gpu=None)
+    remember(Job(workload="decoder"), TRACE, UNCHANGED, gpu=None)
     [entry] = entries()
     entry.write_text(content)
     assert recall(Job(workload="decoder"), gpu=None) is None
@@ -62,13 +50,13 @@ def test_an_entry_that_is_none_is_no_trace(content):
     ids=["another version", "package gone", "file gone", "file changed"],
 )
 def test_a_trace_whose_sources_are_not_what_they_were_is_not_remembered(sources):
-    remember(Job(workload="decoder"), cost_model(), sources, gpu=None)
+    remember(Job(workload="decoder"), TRACE, sources, gpu=None)
     assert recall(Job(workload="decoder"), gpu=None) is None
 
 
 def test_a_trace_is_remembered_for_its_own_job_and_settings_alone(monkeypatch):
     job = Job(workload="decoder")
-    remember(job, cost_model(), UNCHANGED, gpu=None)
+    remember(job, TRACE, UNCHANGED, gpu=None)
     assert recall(job, gpu=None) is not None
     assert recall(Job(workload="decoder", sequence_length=128), gpu=None) is None
     assert recall(job, gpu=H100) is None
@@ -84,15 +72,15 @@ def test_only_the_entries_that_were_used_last_are_kept(monkeypatch):
     monkeypatch.setattr(cache, "MAX_ENTRIES", 2)
     job_of = [dataclasses.replace(Job(workload="decoder"), seed=seed) for seed in range(3)]
     for used_at_s, job in enumerate(job_of[:2]):
-        remember(job, cost_model(), UNCHANGED, gpu=None)
+        remember(job, TRACE, UNCHANGED, gpu=None)
         os.utime(max(entries(), key=lambda path: path.stat().st_mtime), (used_at_s, used_at_s))
     assert recall(job_of[0], gpu=None) is not None  # used again, later than the other
-    remember(job_of[2], cost_model(), UNCHANGED, gpu=None)
+    remember(job_of[2], TRACE, UNCHANGED, gpu=None)
     assert [recall(job, gpu=None) is not None for job in job_of] == [True, False, True]
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_time(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(json_files.CACHE_VARIABLE, str(tmp_path / "file"))
-    remember(Job(workload="decoder"), cost_model(), UNCHANGED, gpu=None)
+    remember(Job(workload="decoder"), TRACE, UNCHANGED, gpu=None)
     assert recall(Job(workload="decoder"), gpu=None) is None

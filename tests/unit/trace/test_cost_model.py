@@ -22,37 +22,25 @@ from bexplore.trace.cost_model import (
     find_peaks,
     traced_lengths,
 )
+from tests.builders import cost_model
 
 sizes = st.integers(0, 10**9)
 
 
-def cost_model(**fields) -> CostModel:
+def small_model() -> CostModel:
     """1,000 bytes of weights, 10 a sample at the end of the forward pass, and 400 bytes of new gradients."""
     resident = (Buffer(label="weights", size=Polynomial(1000)),)
     forward = [Event(Polynomial(0, 10), Place("model.py:1 mm"))]
     backward = [Event(Polynomial(0, -10), Place("model.py:1 mm")), Event(Polynomial(400), Place("new gradients"))]
-    facts = {
-        "fingerprint": "0123456789abcdef",
-        "num_parameters": 250,
-        "model_flops": Polynomial(0, 6),
-        "hardware_flops": Polynomial(0, 8),
-        "bytes_moved": Polynomial(5, 3),
-        "resident": resident,
-        "peaks": {
-            Phase.FORWARD: find_peaks(resident, forward),
-            Phase.BACKWARD: find_peaks(resident, backward, past=forward),
-        },
-        "relative_sd": 0.01,
-        "trace_s": 1.5,
-        "device": "cpu",
-        "compiler": "torch 2.13.0",
-        "notes": ("a note",),
+    peaks = {
+        Phase.FORWARD: find_peaks(resident, forward),
+        Phase.BACKWARD: find_peaks(resident, backward, past=forward),
     }
-    return CostModel(**(facts | fields))
+    return cost_model(resident=resident, peaks=peaks, notes=("a note",))
 
 
 def test_the_peak_moves_to_another_place_of_the_step_where_the_size_grows():
-    model = cost_model()
+    model = small_model()
     assert model.peak_memory_bytes(1) == 1400
     assert model.largest_buffers(1)[:2] == [("weights", 1000), ("new gradients", 400)]
     assert model.peak_memory_bytes(100) == 2000
@@ -60,7 +48,7 @@ def test_the_peak_moves_to_another_place_of_the_step_where_the_size_grows():
 
 
 def test_the_largest_size_that_fits_is_the_last_below_the_budget():
-    model = cost_model()
+    model = small_model()
     assert model.max_micro_batch_size(2000) == 100
     assert model.max_micro_batch_size(1999) == 99
     assert model.max_micro_batch_size(1399) == 0
@@ -68,7 +56,7 @@ def test_the_largest_size_that_fits_is_the_last_below_the_budget():
 
 
 def test_a_cost_model_survives_json():
-    model = cost_model()
+    model = small_model()
     assert from_record(CostModel, json.loads(json.dumps(to_record(model)))) == model
 
 
@@ -101,19 +89,7 @@ def model_at(length: int) -> CostModel:
     forward = Polynomial(WEIGHTS, 40 * length + ATTENTION * length**2)
     backward = Polynomial(WEIGHTS + 500 * length, 40 * length)
     sizes = {Phase.FORWARD: forward, Phase.BACKWARD: backward, Phase.UPDATE: Polynomial(2 * WEIGHTS)}
-    return CostModel(
-        fingerprint="0123456789abcdef",
-        num_parameters=250,
-        model_flops=Polynomial(0, 6),
-        hardware_flops=Polynomial(0, 8),
-        bytes_moved=Polynomial(5, 3),
-        resident=(),
-        peaks={phase: (Peak(size=size, buffers=()),) for phase, size in sizes.items()},
-        relative_sd=0.01,
-        trace_s=1.5,
-        device="cpu",
-        compiler="torch 2.13.0",
-    )
+    return cost_model(peaks={phase: (Peak(size=size, buffers=()),) for phase, size in sizes.items()})
 
 
 def memory(*lengths: int) -> MemoryByLength:
