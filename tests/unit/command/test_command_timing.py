@@ -1,4 +1,4 @@
-"""Times of steps that hold evaluations, and of batches that were read ahead at another size."""
+"""The times of steps and of passes in them, from records alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ import dataclasses
 import pytest
 
 from bexplore.command.reports import Rank
-from bexplore.command.timing import find_own_step, share_evaluations, time_rank
-from tests.unit.command.test_command_verdicts import rank, step
+from bexplore.command.timing import (
+    expect_step_s,
+    find_own_step,
+    find_slowest,
+    group_means,
+    share_evaluations,
+    time_rank,
+)
+from tests.unit.command.builders import rank, step
 
 
 def evaluating(seconds: float, evaluation_s: dict[int, float], *, tells: bool = True) -> Rank:
@@ -77,3 +84,73 @@ def test_micro_batches_are_what_passes_take_of_the_loaders_batches(num_fetches, 
     fetched = with_fetches(num_fetches, num_passes=num_passes, num_samples=num_samples)
 
     assert time_rank(fetched, num_warmup=1, micro_batch_size=4).micro_batches_per_step == per_step
+
+
+def test_a_pass_is_its_share_of_a_step_without_the_update():
+    timing = time_rank(rank(seconds=1.0, passes=2, update_s=0.2), num_warmup=3, micro_batch_size=4)
+
+    assert timing.step_time_s == pytest.approx(1.0)
+    assert timing.pass_times_s == pytest.approx([0.4] * 5)
+
+
+def with_last_batches(samples: list[int], *, is_of_loader: bool) -> Rank:
+    """Return a rank whose steps take a second and 10 ms a sample, and as many samples as these again and again."""
+    ended_s, steps = 0.0, []
+    for number in range(23):
+        num_samples = samples[number % len(samples)]
+        ended_s += 1.0 + 0.01 * num_samples
+        fields = {"num_samples": num_samples, "num_fetches": int(is_of_loader)}
+        steps.append(dataclasses.replace(step(ended_s), **fields))
+    one = dataclasses.replace(rank(), steps=tuple(steps), rows={})
+    return dataclasses.replace(one, rows=dict.fromkeys(samples, 9), num_samples=sum(samples)) if is_of_loader else one
+
+
+@pytest.mark.parametrize("is_of_loader", [True, False])
+@pytest.mark.parametrize("samples", [[90, 10], [40, 40, 20], [100], [*[40] * 9, 20], [*[10] * 16, 5]])
+def test_a_pass_is_of_a_full_batch_where_epochs_end_with_a_smaller_one(samples, is_of_loader):
+    timing = time_rank(with_last_batches(samples, is_of_loader=is_of_loader), num_warmup=3, micro_batch_size=samples[0])
+
+    of_an_epoch_s = sum(1.0 + 0.01 * num_samples for num_samples in samples)
+    pass_s = of_an_epoch_s * samples[0] / sum(samples)
+    assert timing.pass_times_s == pytest.approx([pass_s] * len(timing.pass_times_s), rel=0.01)
+    assert len(timing.pass_times_s) == max(20 // len(samples), 4)
+    assert timing.num_steps == 20
+
+
+def test_without_a_loader_batches_count_by_all_of_their_samples():
+    samples = [60 + (7 * number) % 23 for number in range(23)]
+
+    timing = time_rank(with_last_batches(samples, is_of_loader=False), num_warmup=3, micro_batch_size=100)
+
+    seconds = [100 * (1.0 + 0.01 * number) / number for number in samples[3:]]
+    assert len(timing.pass_times_s) == 4
+    assert sum(timing.pass_times_s) / 4 == pytest.approx(sum(seconds) / len(seconds), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds"),
+    [(1, 0.09), (8, 0.1), (16, 0.1), (40, 0.2), (64, 0.3), (128, 0.6), (2, 0.09 + 0.01 / 7)],
+)
+def test_a_step_is_expected_on_the_line_between_known_ones(size, seconds):
+    assert expect_step_s({64: 0.3, 1: 0.09, 16: 0.1, 8: 0.1}, size) == pytest.approx(seconds)
+
+
+def test_the_seconds_of_an_evaluation_are_of_no_step():
+    steps = list(rank(seconds=1.0).steps)
+    steps[5:] = [dataclasses.replace(one, ended_s=one.ended_s + 30.0) for one in steps[5:]]
+    steps[5] = dataclasses.replace(steps[5], evaluation_s=30.0)
+
+    timing = time_rank(dataclasses.replace(rank(), steps=tuple(steps)), num_warmup=3, micro_batch_size=4)
+
+    assert timing.step_times_s == pytest.approx([1.0] * 5)
+
+
+def test_the_slowest_rank_is_the_timing():
+    assert find_slowest(
+        [rank(seconds=1.0), rank(seconds=2.0)], num_warmup=3, micro_batch_size=4
+    ).step_time_s == pytest.approx(2.0)
+    assert find_slowest([rank(), rank()], num_warmup=8, micro_batch_size=4) is None
+
+
+def test_many_short_timings_become_means_of_equal_groups():
+    assert group_means([1.0, 3.0, 5.0, 7.0, 9.0], 2) == (2.0, 6.0)

@@ -14,7 +14,7 @@ from bexplore.command.watch import Ending
 from bexplore.config.command import Command
 from bexplore.errors import UserProgramError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
-from tests.unit.command.test_command_verdicts import rank
+from tests.unit.command.builders import rank
 
 RECORD = {
     "is_resumed": False,
