@@ -49,7 +49,7 @@ def floor(config: Config, size: str) -> None:
             job=config.job,
             probe=Probe(number=0, micro_batch_size=1, compilation=Compilation.EXACT),
             shared_mode=SharedMode.STATIC,
-            budget_bytes=config.explore.memory_budget_bytes(0),
+            budget_bytes=config.settings.memory_budget_bytes(0),
         ),
         report=lambda **_: None,
     )
@@ -61,7 +61,7 @@ def floor(config: Config, size: str) -> None:
         number=0,
         micro_batch_size=int(size),
         compilation=Compilation.EXACT,
-        max_passes=config.explore.passes_per_probe,
+        max_passes=config.settings.passes_per_probe,
     )
     facts = measure(session, probe, pass_budget_s=4.0)
     probe_s = time.perf_counter() - began_s

@@ -230,7 +230,7 @@ def sweep(config: Path, sizes: Sequence[int], keep: Path) -> dict[str, Any]:
         settings = RunnerSettings(
             job=loaded.job,
             run_dir=folder,
-            budget_bytes=loaded.explore.memory_budget_bytes(0),
+            budget_bytes=loaded.settings.memory_budget_bytes(0),
             environment=environment,
         )
         with EngineRunner(settings) as runner:
@@ -239,7 +239,7 @@ def sweep(config: Path, sizes: Sequence[int], keep: Path) -> dict[str, Any]:
                     number=number,
                     micro_batch_size=size,
                     compilation=Compilation.EXACT,
-                    max_passes=loaded.explore.passes_per_probe,
+                    max_passes=loaded.settings.passes_per_probe,
                 )
                 rows.append(_sweep_row(runner(probe)))
         total_s = time.monotonic() - began_s
@@ -270,7 +270,7 @@ def truth(config: Path, sizes: Sequence[int], keep: Path, *, pass_budget_s: floa
     """
     loaded = load(config)
     on_cpu = loaded.job.device == "cpu"
-    needed = len(sizes) * LIVE_PROCESS_BYTES + ((loaded.explore.memory_budget_bytes(0) or 0) if on_cpu else 0)
+    needed = len(sizes) * LIVE_PROCESS_BYTES + ((loaded.settings.memory_budget_bytes(0) or 0) if on_cpu else 0)
     if psutil.virtual_memory().available < needed:
         raise MeasurementError(f"the truth keeps {len(sizes)} processes alive and needs {needed / 2**30:.0f} GiB free")
     found: dict[int, dict[str, list[Any]]] = {}

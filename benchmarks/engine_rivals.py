@@ -70,7 +70,7 @@ def capped(config: Config, workload: Any = None) -> Iterator[None]:
     from bexplore.engine.worker.peak_memory import storage_bytes
     from bexplore.engine.worker.torch_private import around_compilations
 
-    budget_bytes = config.explore.memory_budget_bytes(0)
+    budget_bytes = config.settings.memory_budget_bytes(0)
     assert budget_bytes is not None, "a job of this benchmark says its memory"
     if torch.device(config.job.device).type == "cuda":
         total_bytes = torch.cuda.get_device_properties(config.job.device).total_memory

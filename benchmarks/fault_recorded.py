@@ -63,7 +63,7 @@ def explore_recorded(
     """Explore a recorded curve with its journal and its study in a folder; goes on where an earlier one ended."""
     journal = Journal(folder / "journal.jsonl")
     loop.trials.hold_lease = functools.partial(trials.hold_lease, seconds=lease_s)
-    events = loop.explore(
+    events = loop.run_search(
         RecordedRunner(curve=curve, journal=journal, pause_s=pause_s),
         space=Space.from_sizes(curve.points),
         settings=SETTINGS,

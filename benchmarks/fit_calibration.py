@@ -33,7 +33,7 @@ from bexplore.measurement.statistics import Array
 from bexplore.search import calibration
 from bexplore.search.calibration import Grounds, log_odds_terms
 from bexplore.search.evidence import Evidence
-from bexplore.search.loop import explore
+from bexplore.search.loop import run_search
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import count_grounds, recommend
@@ -117,7 +117,7 @@ def messages_of(problem: Problem) -> list[Message]:
     evidence: list[Evidence] = []
     found: list[Message] = []
     try:
-        for event in explore(
+        for event in run_search(
             runner, space=problem.space, settings=settings, variants=(Variant(memory=problem.memory),)
         ):
             if isinstance(event, ProbeFinished):

@@ -37,7 +37,7 @@ from bexplore.run import run_directory
 from bexplore.run.facts import verified_by
 from bexplore.run.fingerprint import search_settings
 from bexplore.run.result import RunResult
-from bexplore.search.loop import RunRecord, explore
+from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Result
@@ -146,7 +146,7 @@ def printed(seed: int) -> Printed | None:
         variants = (Variant(memory=world.memory),)
         try:
             events = list(
-                explore(
+                run_search(
                     runner,
                     space=Space.from_sizes(candidates),
                     settings=settings,
@@ -168,9 +168,9 @@ def printed(seed: int) -> Printed | None:
         told, observations = finish.result(result), run.journal.read()
         if told.micro_batch_size is None:  # all that ran was refused when it was verified
             return None
-    text = summary_text(told, yaml_key="train_input.micro_batch_size", tolerance=config.explore.tolerance)
+    text = summary_text(told, yaml_key="train_input.micro_batch_size", tolerance=config.settings.tolerance)
     line = recommendation_line(streamed[-1], datetime.now(UTC))
-    found = faults(told, text, line, observations, world, tolerance=config.explore.tolerance)
+    found = faults(told, text, line, observations, world, tolerance=config.settings.tolerance)
     of_search = sum(one.probe.purpose.value != "keep_batch_size" for one in observations)
     return Printed(
         seed=seed,

@@ -12,7 +12,7 @@ from bexplore.errors import NothingFitsError
 from bexplore.measurement.probe import Compilation, Observation, Probe
 from bexplore.replay.replay import ReplayOptions, TableRunner
 from bexplore.replay.table import Curve, load_table
-from bexplore.search.loop import explore
+from bexplore.search.loop import run_search
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, Result
@@ -186,7 +186,7 @@ def explored(
     )
     observations, streamed = list[Observation](), list[tuple[int, Recommendation]]()
     try:
-        for event in explore(
+        for event in run_search(
             runner, space=problem.space, settings=settings, variants=(Variant(memory=problem.memory),)
         ):
             if isinstance(event, ProbeFinished):

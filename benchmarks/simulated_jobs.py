@@ -19,7 +19,7 @@ from bexplore.job.batching import is_valid_global_batch_size
 from bexplore.measurement.probe import Compilation, Observation
 from bexplore.run.fingerprint import search_settings
 from bexplore.run.parts.batch import KeepsBatchSize, find_size_that_keeps
-from bexplore.search.loop import RunRecord, explore
+from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.space import Space, candidate_sizes
@@ -81,7 +81,7 @@ class Found:
     @property
     def is_best(self) -> bool:
         """Whether nothing that keeps the batch size is faster by more than the tolerance."""
-        return self.regret <= self.config.explore.tolerance
+        return self.regret <= self.config.settings.tolerance
 
 
 def draw_job(seed: int) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def explored(config: Config, seed: int, family: Family) -> Found:
     world = draw_world(family, seed, Space.from_sizes([*candidates, *sizes]))
     runner = SimulatedRunner(world, seed=seed, shared_compile=True)
     observations, result = [], None
-    events = explore(
+    events = run_search(
         runner,
         space=Space.from_sizes(candidates),
         settings=search_settings(config),

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.machine_facts import machine_facts
 from bexplore.errors import BexploreError, UserProgramError
 from bexplore.measurement.probe import Observation, Outcome, Probe
-from bexplore.search.loop import RunRecord, explore
+from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.space import Space
@@ -109,7 +109,7 @@ def solved(seed: int) -> Found:
     observations: list[Observation] = []
     result = None
     try:
-        for event in explore(
+        for event in run_search(
             runner,
             space=space,
             variants=(Variant(memory=world.memory),),
@@ -147,7 +147,7 @@ def probes_of_broken(text: str) -> int:
         )
 
     try:
-        list(explore(runner, space=Space.from_sizes(range(1, 257))))
+        list(run_search(runner, space=Space.from_sizes(range(1, 257))))
     except UserProgramError:
         return len(sizes)
     raise AssertionError("a broken program has an answer")

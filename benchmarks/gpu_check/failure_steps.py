@@ -79,7 +79,7 @@ def probe_asserting(context: Context) -> Verdict:
     """A job with a wrong label at one size: that probe crashed, with the device's own words, and the next one runs."""
     config = load_config(JOBS / "gpu_asserting.yaml", overrides=_backend(context)).on_device(context.device)
     with tempfile.TemporaryDirectory() as folder:
-        budget_bytes = config.explore.memory_budget_bytes(0)
+        budget_bytes = config.settings.memory_budget_bytes(0)
         settings = RunnerSettings(job=config.job, run_dir=Path(folder), budget_bytes=budget_bytes)
         with EngineRunner(settings) as runner:
             seen = {

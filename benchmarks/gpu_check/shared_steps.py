@@ -93,7 +93,7 @@ def _session(context: Context, job: str, mode: SharedMode) -> Any:
             job=config.job,
             probe=Probe(number=0, micro_batch_size=1, compilation=Compilation.SHARED),
             shared_mode=mode,
-            budget_bytes=config.explore.memory_budget_bytes(0),
+            budget_bytes=config.settings.memory_budget_bytes(0),
         ),
         report=lambda **_: None,
     )

@@ -390,7 +390,7 @@ def test_every_job_is_a_valid_file_that_says_its_memory(name):
     config = load_config(JOBS[name].config)
 
     assert config.request.is_search
-    assert config.explore.memory_budget_bytes(0) > 0
+    assert config.settings.memory_budget_bytes(0) > 0
 
 
 def test_without_a_cuda_device_its_benchmark_says_so(monkeypatch, capsys):

@@ -435,7 +435,7 @@ def _changes_since(config: Config, meta: Mapping[str, Any], job: Mapping[str, An
             "candidates": config.candidates,
             "num_replicas": config.num_replicas,
         }
-        bounds["memory_budget"] = config.explore.memory_budget
+        bounds["memory_budget"] = config.settings.memory_budget
         before["search_specification"] = {name: meta.get("search_specification", {}).get(name) for name in bounds}
         after["search_specification"] = bounds
     return run_directory.differences(before, after)

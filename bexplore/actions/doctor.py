@@ -122,7 +122,7 @@ def examine(
     yield _python()
     torch = _torch()
     yield torch
-    device_name = None if config is None else config.explore.device_name
+    device_name = None if config is None else config.settings.device_name
     is_wanted = device_name is not None or "cpu" not in torch.message
     emulation = [_emulation(describe_emulation, device_name)] if describe_emulation and is_wanted else []
     yield from emulation

@@ -59,8 +59,8 @@ def probe_once(
         micro_batch_size=micro_batch_size,
         compilation=Compilation(compilation),
         purpose=Purpose.VERIFY,
-        max_passes=config.explore.passes_per_probe,
-        time_limit_s=config.explore.probe_time_limit_s,
+        max_passes=config.settings.passes_per_probe,
+        time_limit_s=config.settings.probe_time_limit_s,
     )
     environment = environment or {}
     if config.command is not None:
@@ -73,7 +73,7 @@ def probe_once(
         if trace_path is not None and device_info["is_emulated"]:
             raise UserInputError("an emulated device has no times to profile", hint="leave `trace_path` out")
         budget = resolve_budget(
-            config.explore,
+            config.settings,
             device_info,
             num_replicas=config.num_replicas,
             gradient_bytes=None,

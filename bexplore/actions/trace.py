@@ -106,7 +106,7 @@ def share_among_devices(config: Config, num_devices: int) -> Config:
 
     Without `explore.parallelism` they are replicas of DistributedDataParallel with its defaults.
     """
-    options, parallelism = config.explore.parallelism, config.job.parallelism
+    options, parallelism = config.settings.parallelism, config.job.parallelism
     if options is None and "step" in config.job.model:
         raise UserInputError(
             "a step of your own decides itself how its ranks share the work, and explore.parallelism is absent",
@@ -141,7 +141,7 @@ class _Tracer:
         folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "traces"
         self.log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
         self.model_dir, self.fresh, self.on_progress = model_dir, fresh, on_progress
-        emulated = config.explore.device_name
+        emulated = config.settings.device_name
         self.device: Device | None = None  # that was named; None for the job's own
         if device_name:
             self.device = device_by_name(device_name)
@@ -184,7 +184,7 @@ class _Tracer:
         """Return the `trace` event of a job, with the memory budget of one of its ranks."""
         job, parallelism = self._job(config), config.job.parallelism
         budget = resolve_budget(
-            config.explore,
+            config.settings,
             self.device_info,
             num_replicas=config.num_replicas,
             gradient_bytes=count_gradient_bytes(job, cost_model.num_parameters),
@@ -249,7 +249,7 @@ class _Tracer:
 
 
 def _notes(config: Config) -> list[str]:
-    options, parallelism = config.explore.parallelism, config.job.parallelism
+    options, parallelism = config.settings.parallelism, config.job.parallelism
     notes = []
     if options is None and parallelism.is_distributed:
         notes.append("explore.parallelism is absent: each device has a whole copy (DistributedDataParallel)")

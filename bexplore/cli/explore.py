@@ -189,7 +189,7 @@ class _Show:
             return summary_text(
                 result,
                 yaml_key=".".join(str(part) for part in self._config.request.path),
-                tolerance=self._config.explore.tolerance,
+                tolerance=self._config.settings.tolerance,
                 target_confidence=settings.target_confidence,
                 config=self._config.typed,
                 paste=paste(self._config, written_size(self._config, result), result.choice.settings)

@@ -81,7 +81,7 @@ class Config:
         num_replicas: Data-parallel replicas.
         model_dir: Folder of the user's own results; the run log is named after it.
         job: One replica's program. Its device may be `auto`: see `on_device`.
-        explore: The `explore:` section.
+        settings: The `explore:` section.
         command: The user's own training command; None where bexplore builds the job.
         recognised: Family of the file and the keys that show it, for people; empty where no family is needed.
         warnings: Lines that qualify the result.
@@ -99,7 +99,7 @@ class Config:
     num_replicas: int
     model_dir: str
     job: Job
-    explore: ExploreSettings
+    settings: ExploreSettings
     batch_size_path: KeyPath = ()
     has_replica_batch_size: bool = False
     max_steps: int | None = None
@@ -122,7 +122,7 @@ class Config:
         """What the file makes this program start and import, a line each, for people; empty where nothing."""
         if self.command is not None:
             return (f"starts `{self.command.shown}`",)
-        lines, launcher = [], self.explore.launcher
+        lines, launcher = [], self.settings.launcher
         paths = [str(self.job.model[key]) for key in IMPORT_KEYS if self.job.model.get(key)]
         if self.job.workload == "imported" and paths:
             lines.append(f"imports {', '.join(paths)}, looked up in {self.job.import_root or 'the import path'} first")
@@ -133,13 +133,13 @@ class Config:
     @property
     def minimum(self) -> int:
         """The smallest micro-batch size to try: the larger of the file's bounds."""
-        return max(-(-(self.request.minimum or 1) // self.size_unit), self.explore.min or 1)
+        return max(-(-(self.request.minimum or 1) // self.size_unit), self.settings.min or 1)
 
     @property
     def maximum(self) -> int | None:
         """The largest micro-batch size to try: the smaller of the file's bounds; None for no bound."""
         of_request = None if self.request.maximum is None else max(1, self.request.maximum // self.size_unit)
-        bounds = [bound for bound in (of_request, self.explore.max) if bound is not None]
+        bounds = [bound for bound in (of_request, self.settings.max) if bound is not None]
         return min(bounds, default=None)
 
     @property
@@ -156,12 +156,12 @@ class Config:
     @property
     def candidates(self) -> str | tuple[int, ...]:
         """The rule or list of sizes to try: `auto` takes divisors, and ignores `explore.candidates`."""
-        return "divisors" if self.request.kind is RequestKind.AUTO else self.explore.candidates
+        return "divisors" if self.request.kind is RequestKind.AUTO else self.settings.candidates
 
     @property
     def divisibility(self) -> Divisibility:
         """The rule for global batch sizes."""
-        return Divisibility(self.explore.divisibility)
+        return Divisibility(self.settings.divisibility)
 
     @property
     def replica_batch_size(self) -> int | None:
@@ -176,7 +176,7 @@ class Config:
     @property
     def num_ranks_here(self) -> int:
         """The ranks that share the memory of this host; torchrun starts all of a job's ranks on it."""
-        return self.job.parallelism.num_ranks if self.command is None and self.explore.launcher == "torchrun" else 1
+        return self.job.parallelism.num_ranks if self.command is None and self.settings.launcher == "torchrun" else 1
 
     def with_variant(self, variant: JobVariant) -> Config:
         """Return the job with the settings of a variant, and nothing further to choose from."""
@@ -188,7 +188,7 @@ class Config:
 
         None where `training_time` is set, or where the file lacks its steps or its batch size.
         """
-        if self.explore.training_time_s is not None or self.max_steps is None or self.batch_size is None:
+        if self.settings.training_time_s is not None or self.max_steps is None or self.batch_size is None:
             return None
         return max(1, round(self.max_steps * self.batch_size / self.num_replicas))
 

@@ -30,10 +30,10 @@ def build_environment(config: Config, on_progress: Progress = lambda report: Non
 
     Empty where the configuration names no emulated device.
     """
-    name = config.explore.device_name
+    name = config.settings.device_name
     if name is None:
         return {}
-    device = config.explore.device
+    device = config.settings.device
     if device != "auto" and device_kind(device) != "cuda":
         raise UserInputError(
             f"explore.device is {device}, and explore.device_name names an emulated CUDA device",

@@ -59,7 +59,7 @@ def find_sizes_that_keep(config: Config, candidates: Sequence[int]) -> loop.Keep
     tried = set(candidates)
     is_dense = config.candidates == "all"
     kept = (size for size in sizes if size in tried or (is_dense and candidates[0] <= size <= candidates[-1]))
-    return loop.KeepBatchSize(sizes=tuple(kept), is_answer=config.explore.keep_batch_size)
+    return loop.KeepBatchSize(sizes=tuple(kept), is_answer=config.settings.keep_batch_size)
 
 
 class Exploration(ABC):
@@ -137,7 +137,7 @@ class Exploration(ABC):
 
     def _record(self, run: run_directory.Run) -> loop.RunRecord:
         return loop.RunRecord(
-            storage=self.config.explore.storage or run.directory / "study.log",
+            storage=self.config.settings.storage or run.directory / "study.log",
             study_name=run.meta().get("study", self.fingerprint.study_name()),
             lock_path=run.lock_path,
             record=run.journal.append,

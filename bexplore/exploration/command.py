@@ -72,7 +72,7 @@ class CommandExploration(Exploration):
             CommandSettings(
                 run_dir=run.directory,
                 memory_limit_bytes=self._memory_limit_bytes,
-                sizes_per_start=self.config.explore.sizes_per_start,
+                sizes_per_start=self.config.settings.sizes_per_start,
                 candidates=self._candidates,
                 environment=self._environment,
                 should_stop=lambda: self._should_stop() is not None,
@@ -121,7 +121,7 @@ class CommandExploration(Exploration):
         )
 
     def _search(self, runner: CommandRunner, run: run_directory.Run) -> Iterator[Any]:
-        yield from loop.explore(
+        yield from loop.run_search(
             hide_times(runner, lambda: bool(runner.device_info.get("is_emulated"))),
             space=self._space,
             settings=search_settings(self.config),
@@ -295,7 +295,7 @@ class CommandExploration(Exploration):
     @property
     def _memory_limit_bytes(self) -> int | None:
         """Bytes of the budget, where it is given in bytes: the device is not known before the command runs."""
-        budget = self.config.explore.memory_budget
+        budget = self.config.settings.memory_budget
         return budget if isinstance(budget, int) else None
 
     @property
@@ -330,8 +330,8 @@ class CommandExploration(Exploration):
         yield f"starts `{self._command.shown}` up to {total} times, and ends each after its last observed step"
         if len(starts) > 1:
             yield f"that is {', '.join(f'{number} {why}' for why, number in starts.items())}"
-        if self.config.explore.sizes_per_start > 1:
-            most = self.config.explore.sizes_per_start
+        if self.config.settings.sizes_per_start > 1:
+            most = self.config.settings.sizes_per_start
             yield f"a start serves up to {most} sizes, cut from larger batches; the winner runs in a start of its own"
         if "output_dir" in self._command.placeholders:
             yield "what a start writes to {output_dir} is removed after it; trackers are switched off"
@@ -341,7 +341,7 @@ class CommandExploration(Exploration):
 
     def _most_starts(self, max_probes: int) -> Iterator[tuple[str, int]]:
         yield "for the sizes of the search", max_probes
-        if self.config.explore.sizes_per_start > 1:
+        if self.config.settings.sizes_per_start > 1:
             yield "for sizes that fail in a start that they share", max_probes
         keeping = find_sizes_that_keep(self.config, self._candidates)
         if keeping is not None and keeping.sizes:

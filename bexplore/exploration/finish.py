@@ -35,7 +35,7 @@ def is_for_request(stored: RunResult, config: Config) -> bool:
     """Return whether a stored result is for the batch size and the steps of a configuration."""
     batch = stored.batch
     is_same_batch = (batch.batch_size, batch.replica_batch_size) == (config.batch_size, config.replica_batch_size)
-    is_same_rule = (batch.divisibility, batch.keep_batch_size) == (config.divisibility, config.explore.keep_batch_size)
+    is_same_rule = (batch.divisibility, batch.keep_batch_size) == (config.divisibility, config.settings.keep_batch_size)
     return is_same_batch and is_same_rule and stored.answer.training_samples == config.training_samples
 
 
@@ -134,10 +134,10 @@ class Finish:
 
     def _eager(self, verified: Observation | None) -> EagerComparison | None:
         """Compare eager with compiled passes, once, where the configuration requests it."""
-        is_wanted = self.config.explore.compile.enabled == "both" and not self._is_emulated
+        is_wanted = self.config.settings.compile.enabled == "both" and not self._is_emulated
         if not is_wanted or verified is None or verified.probe.compilation is not Compilation.EXACT:
             return None
-        size, tolerance = verified.micro_batch_size, self.config.explore.tolerance
+        size, tolerance = verified.micro_batch_size, self.config.settings.tolerance
         if size not in self._eager_by_size:
             answer = self._engine.compare_eager(micro_batch_size=size, tolerance=tolerance)
             found = None if answer is None else judge(answer, micro_batch_size=size, tolerance=tolerance)

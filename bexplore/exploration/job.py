@@ -189,7 +189,7 @@ class JobExploration(Exploration):
             variants,
             budget_bytes=budget.budget_bytes,
             sizes=self._sizes(models, budget),
-            is_automatic=self.config.explore.settings == "auto",
+            is_automatic=self.config.settings.settings == "auto",
         )
         stored = from_record(Selection, run.remember_variants(chosen.as_record()))
         return stored.with_jobs({variant.name: variant.job for variant in self.config.variants})
@@ -250,7 +250,7 @@ class JobExploration(Exploration):
     def _begin(self, workers: Workers, run: run_directory.Run, facts: Mapping[str, Any]) -> None:
         """Begin to compile during the trace, where a processor is free and the probe does not depend on the trace."""
         keeps_a_copy = self.config.num_replicas > 1 and not self.config.job.parallelism.is_distributed
-        needs_gradients = keeps_a_copy and self.config.explore.replica_reserve_bytes is None
+        needs_gradients = keeps_a_copy and self.config.settings.replica_reserve_bytes is None
         trace_decides = needs_gradients or self._is_tuned_at_first_launch
         is_plain = not self.config.variants  # of several, traces choose the first one
         if self.known or trace_decides or num_usable_processors() < 2 or not (is_plain and self._compiles_ahead):
@@ -331,7 +331,7 @@ class JobExploration(Exploration):
     def _budget(self, facts: Mapping[str, Any], cost_model: CostModel | None) -> MemoryBudget:
         num_parameters = None if cost_model is None else cost_model.num_parameters
         return resolve_budget(
-            self.config.explore,
+            self.config.settings,
             facts,
             num_replicas=self.config.num_replicas,
             gradient_bytes=count_gradient_bytes(self.config.job, num_parameters),
@@ -343,7 +343,7 @@ class JobExploration(Exploration):
     def _stage_limits(self, cost_model: CostModel | None, variant: int) -> StageLimits:
         limits = StageLimits(
             flops_per_sample=cost_model.hardware_flops_per_sample if cost_model else None,
-            floor_s=self.config.explore.stage_time_floor,
+            floor_s=self.config.settings.stage_time_floor,
         )
         for observation in self.known:
             if observation.probe.variant == variant:
@@ -398,7 +398,7 @@ class JobExploration(Exploration):
         if not self.selection.is_plain:
             middle = geometric_middle(candidates, largest=candidates[-1])
             variants = make_priors(self.selection.searched, memory_of, size=middle)
-        yield from loop.explore(
+        yield from loop.run_search(
             hide_times(runner, lambda: is_emulated),
             space=Space.from_sizes(candidates),
             settings=settings,

@@ -20,10 +20,10 @@ from bexplore.errors import UserInputError, UserProgramError
 
 def find_launcher(config: Config) -> Launcher | None:
     """Return what starts all ranks of a job; None for a job of one device, and for one rank of several."""
-    kind, parallelism = config.explore.launcher, config.job.parallelism
+    kind, parallelism = config.settings.launcher, config.job.parallelism
     if kind in (None, "none") or not parallelism.is_distributed:
         return None
-    host, _, port = (config.explore.rendezvous or LOOPBACK).partition(":")
+    host, _, port = (config.settings.rendezvous or LOOPBACK).partition(":")
     if kind == EXTERNAL and read_worker_key() is None:
         raise UserInputError(
             f"launcher external: ranks prove by the variable {KEY_VARIABLE} that they are yours, and it is not set",
@@ -49,7 +49,7 @@ STAGE_LIMIT_S = 300.0
 
 def add_loader_lengths(config: Config, on_progress: Progress = lambda message: None) -> Config:
     """Return a job with the lengths that its loader gives, where the file takes them from there."""
-    options = config.explore.lengths
+    options = config.settings.lengths
     if options is None or options.source is None or config.job.lengths is not None:
         return config
     on_progress({"stage": "lengths"})
@@ -68,7 +68,7 @@ def add_loader_lengths(config: Config, on_progress: Progress = lambda message: N
             traceback_text=answer.traceback_text,
         )
     lengths = answer.values["lengths"]
-    give = functools.partial(give_lengths, config.explore, samples=lengths, in_tokens=config.request.is_in_tokens)
+    give = functools.partial(give_lengths, config.settings, samples=lengths, in_tokens=config.request.is_in_tokens)
     job, warnings = give(config.job)
     variants = tuple(dataclasses.replace(one, job=give(one.job)[0]) for one in config.variants)
     return dataclasses.replace(config, job=job, variants=variants, warnings=(*config.warnings, *warnings))

@@ -92,7 +92,7 @@ def trace_all(
             try:
                 traced.append(future.result())
             except UserInputError as error:
-                if config.explore.settings != "auto":
+                if config.settings.settings != "auto":
                     raise UserInputError(f"{variant.name}: {error.message}", hint=error.hint) from error
                 traced.append(error.message)
     finally:

@@ -108,7 +108,7 @@ def guard(config: Config, options: GuardOptions) -> Report:
 
 
 def _set_up(config: Config, options: GuardOptions) -> tuple[Setup, Path]:
-    if config.explore.device_name is not None:
+    if config.settings.device_name is not None:
         raise UserInputError(
             "explore.device_name emulates a device, and the guard compares this machine's program and speed",
             hint="leave it out for the guard: --set explore.device_name=null",

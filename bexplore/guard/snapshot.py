@@ -106,7 +106,7 @@ def observe(config: Config, setup: Setup, wanted: Guarded) -> Observed:
     if needs_device and device_kind(name) != "cpu":
         setup.say(f"tracing it for {name}")
         device, _ = metrics_in_worker(placed.job, log_path, device=name, environment=setup.environment)
-    budget = config.explore.memory_budget  # not declared by a fraction, nor by `auto`
+    budget = config.settings.memory_budget  # not declared by a fraction, nor by `auto`
     return Observed(
         config=placed,
         setup=setup,
@@ -198,7 +198,7 @@ def open_runner(observed: Observed) -> EngineRunner:
             setup.say(f"waiting for the device, which {message['holder']} uses")
 
     budget = resolve_budget(
-        observed.config.explore,
+        observed.config.settings,
         observed.device_info,
         num_replicas=observed.config.num_replicas,
         gradient_bytes=count_gradient_bytes(observed.config.job, observed.snapshot.any_device.num_parameters),

@@ -17,7 +17,7 @@ from bexplore.errors import BexploreError, UserInputError
 from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.replay.table import GIB, Curve, load_table
-from bexplore.search.loop import RunRecord, explore
+from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, Result
@@ -190,7 +190,7 @@ def replay_job(curves: Sequence[Curve], options: ReplayOptions) -> Iterator[dict
     """
     runner = JobRunner([TableRunner(curve, options) for curve in curves])
     budget = None if options.memory_hint_gib is None else options.memory_hint_gib * GIB
-    events = explore(
+    events = run_search(
         runner,
         space=Space(sizes=tuple(sorted(curves[0].points)), may_extend=False),
         settings=options.settings(len(curves)),

@@ -52,7 +52,7 @@ class Fingerprint:
             "torch": package_version("torch"),
             "transformers": package_version("transformers") if self.config.job.workload == "transformers" else "",
             "processor": processor_name(),
-            "accelerator": f"emulated {name}" if (name := self.config.explore.device_name) else accelerator_name(),
+            "accelerator": f"emulated {name}" if (name := self.config.settings.device_name) else accelerator_name(),
             "threads": os.environ.get("OMP_NUM_THREADS", "") or str(num_usable_processors()),
             "engine": str(ENGINE_VERSION),
             "code": digest_code(self.config.job),
@@ -68,14 +68,14 @@ class Fingerprint:
         del settings["training_samples"]
         return {
             "settings": settings,
-            "compares_eager": self.config.explore.compile.enabled == "both",
+            "compares_eager": self.config.settings.compile.enabled == "both",
             "minimum": self.config.minimum,
             "maximum": self.config.maximum,
             "candidates": self.config.candidates,
-            "memory_budget": self.config.explore.memory_budget,
-            "replica_reserve": self.config.explore.replica_reserve,
+            "memory_budget": self.config.settings.memory_budget,
+            "replica_reserve": self.config.settings.replica_reserve,
             "num_replicas": self.config.num_replicas,
-            "storage": self.config.explore.storage and hidden(self.config.explore.storage, by_value=False),
+            "storage": self.config.settings.storage and hidden(self.config.settings.storage, by_value=False),
             **_of_ranks(self.config),
             **_of_variants(self.config),
         }
@@ -113,7 +113,7 @@ def _of_ranks(config: Config) -> dict[str, Any]:
         return {}
     ranks_by_batch = job.mode is Mode.TRAIN and job.parallelism.synchronizes_last
     return {
-        "launcher": hidden(config.explore.launcher or "none", by_value=False),
+        "launcher": hidden(config.settings.launcher or "none", by_value=False),
         "replica_batch_size": config.replica_batch_size if ranks_by_batch else None,
     }
 
@@ -126,7 +126,7 @@ def _as_record(variant: JobVariant) -> dict[str, Any]:
 def _of_variants(config: Config) -> dict[str, Any]:
     """Return the variants from which the search may choose; nothing for a job with one."""
     named = {variant.name: variant.job.fingerprint() for variant in config.variants}
-    return {"variants": named, "chooses_variants": config.explore.settings == "auto"} if named else {}
+    return {"variants": named, "chooses_variants": config.settings.settings == "auto"} if named else {}
 
 
 def search_settings(config: Config, *, num_variants: int | None = None) -> SearchSettings:
@@ -135,7 +135,7 @@ def search_settings(config: Config, *, num_variants: int | None = None) -> Searc
     Args:
         num_variants: Variants of the search; None for all that the configuration has.
     """
-    explore = config.explore
+    explore = config.settings
     compiled = any(job.compile.enabled for job in (config.job, *(variant.job for variant in config.variants)))
     # Every search ends with its answer in a process of its own, also without a compiler. On a CPU glibc gives the top
     # of its heap back to the kernel when more than a threshold is free, which grows with the largest block that was

@@ -75,7 +75,7 @@ class RunRecord:
     clock: Callable[[], float] = time.monotonic
 
 
-def explore(
+def run_search(
     runner: Runner,
     *,
     space: Space,
@@ -128,7 +128,7 @@ def explore(
 
 @dataclass(frozen=True, kw_only=True)
 class _Loop:
-    """Asks, probes, records and tells; the attributes are those of `explore`."""
+    """Asks, probes, records and tells; the attributes are those of `run_search`."""
 
     runner: Runner
     sampler: BexploreSampler

@@ -53,7 +53,7 @@ def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config
             "minimum": config.minimum,
             "maximum": config.maximum,
             "candidates": config.candidates,
-            "memory_budget": config.explore.memory_budget,
+            "memory_budget": config.settings.memory_budget,
             "num_replicas": config.num_replicas,
         },
     }

@@ -39,7 +39,7 @@ def explored(folder: Path, url: str, runner: Callable[[Probe], Observation] = an
     folder.mkdir(exist_ok=True)
     book = Journal(folder / "journal.jsonl")
     run = loop.RunRecord(storage=url, lock_path=folder / ".lock", record=book.append, history=book.read())
-    *_, result = loop.explore(runner, space=SPACE, settings=SearchSettings(seed=3), run=run)
+    *_, result = loop.run_search(runner, space=SPACE, settings=SearchSettings(seed=3), run=run)
     return result
 
 

@@ -96,7 +96,7 @@ def load(
         num_replicas=numbers.num_replicas or 1,
         model_dir="model_dir",
         job=job,
-        explore=settings,
+        settings=settings,
         command=command,
         recognised="" if own is None else own.why,
         warnings=(*problems.warnings, *_describe_probing(own, command)),

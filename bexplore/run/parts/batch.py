@@ -111,7 +111,7 @@ class BatchPart:
             replica_batch_size=config.replica_batch_size,
             num_replicas=None if config.command is None else replicas,
             divisibility=config.divisibility.value,
-            keep_batch_size=config.explore.keep_batch_size,
+            keep_batch_size=config.settings.keep_batch_size,
             batch_message="" if own is None else near_value_message(own, size, replicas, config.divisibility),
             keeps_batch_size=find_size_that_keeps(config, facts.searched.second_answer, facts.own),
         )
@@ -139,7 +139,7 @@ def batch_size_request(config: Config) -> dict[str, Any]:
         "batch_size": config.batch_size,
         "replica_batch_size": config.replica_batch_size,
         "divisibility": config.divisibility.value,
-        "keep_batch_size": config.explore.keep_batch_size,
+        "keep_batch_size": config.settings.keep_batch_size,
         "training_samples": config.training_samples,
     }
 

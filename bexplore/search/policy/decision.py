@@ -134,7 +134,7 @@ TIME_LIMIT_SLACK = 3.0
 
 
 class StopReason(StrEnum):
-    """The reason why an exploration ended; `loop.explore` may also end with its caller's own words."""
+    """The reason why an exploration ended; `loop.run_search` may also end with its caller's own words."""
 
     TARGET_CONFIDENCE = "target_confidence"
     COSTS_MORE_THAN_IT_SAVES = "costs_more_than_it_saves"

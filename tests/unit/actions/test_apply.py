@@ -76,7 +76,7 @@ def finished_run(
             "minimum": config.minimum,
             "maximum": config.maximum,
             "candidates": config.candidates,
-            "memory_budget": config.explore.memory_budget,
+            "memory_budget": config.settings.memory_budget,
             "num_replicas": config.num_replicas,
         },
     }

@@ -47,7 +47,7 @@ def config(**fields) -> Config:
         "num_replicas": 2,
         "model_dir": "model_dir",
         "job": Job(workload="decoder"),
-        "explore": ExploreSettings.model_validate({}),
+        "settings": ExploreSettings.model_validate({}),
     }
     return Config(**(defaults | fields))
 
@@ -213,13 +213,13 @@ def test_a_section_that_is_no_mapping_is_refused():
 
 def test_the_bounds_of_the_request_and_of_the_section_both_hold():
     request = Request(kind=RequestKind.EXPLORE, minimum=2, maximum=64)
-    both = config(request=request, explore=settings("  min: 4\n  max: 100"))
+    both = config(request=request, settings=settings("  min: 4\n  max: 100"))
     assert (both.minimum, both.maximum) == (4, 64)
     assert (config().minimum, config().maximum) == (1, None)
 
 
 def test_auto_is_limited_to_divisors():
-    automatic = config(request=Request(kind=RequestKind.AUTO), explore=settings("  candidates: all"))
+    automatic = config(request=Request(kind=RequestKind.AUTO), settings=settings("  candidates: all"))
     assert automatic.candidates == "divisors"
     assert config().candidates == "all"
 
@@ -227,13 +227,13 @@ def test_auto_is_limited_to_divisors():
 def test_the_replica_batch_follows_the_rule():
     assert config(batch_size=240).replica_batch_size == 120
     assert config(batch_size=673).replica_batch_size is None
-    assert config(batch_size=673, explore=settings("  divisibility: even")).replica_batch_size == 337
+    assert config(batch_size=673, settings=settings("  divisibility: even")).replica_batch_size == 337
     assert config(batch_size=None).replica_batch_size is None
 
 
 def test_a_training_takes_as_long_as_said_else_its_samples_else_ten_hours():
     steps = config(max_steps=100)  # of 240 samples on 2 replicas
-    said = config(max_steps=100, explore=settings("  training_time: 2h"))
+    said = config(max_steps=100, settings=settings("  training_time: 2h"))
     for training, expected in (
         (steps, (36_000.0, 12_000)),
         (said, (7200.0, None)),
@@ -248,7 +248,7 @@ def test_another_training_time_is_another_question_and_other_steps_are_not():
     def search_specification(**fields) -> dict:
         return Fingerprint(config=config(**fields), folder_name="job").search_specification()
 
-    assert search_specification(explore=settings("  training_time: 2h")) != search_specification()
+    assert search_specification(settings=settings("  training_time: 2h")) != search_specification()
     assert (
         search_specification(max_steps=100)
         == search_specification(max_steps=200, batch_size=480)

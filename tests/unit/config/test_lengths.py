@@ -120,7 +120,7 @@ def test_lengths_of_a_loader_are_read_later(folder):
     config = loaded(folder, {"from": "loader", "multiple_of": 16}, workload=workload)
     assert (config.job.lengths, config.job.compile.dynamic) == (None, False)
 
-    job, warnings = give_lengths(config.explore, config.job, [10, 20])
+    job, warnings = give_lengths(config.settings, config.job, [10, 20])
     assert job.lengths == Lengths.from_samples([10, 20], multiple_of=16)
     assert (job.lengths.source, job.sequence_length, job.compile.dynamic, warnings) == ("the loader", 32, None, [])
 
@@ -128,7 +128,7 @@ def test_lengths_of_a_loader_are_read_later(folder):
 @pytest.mark.parametrize(("padding", "collation"), [("longest", "tokens"), ("sorted", "tokens"), ("packed", "packed")])
 def test_batches_of_a_number_of_tokens_are_sorted_unless_they_are_packed(folder, padding, collation):
     config = loaded(folder, {"values": [10, 20], "padding": padding})
-    job, _ = give_lengths(config.explore, config.job, [10, 20], in_tokens=True)
+    job, _ = give_lengths(config.settings, config.job, [10, 20], in_tokens=True)
     assert job.lengths.collation.value == collation
 
 

@@ -155,7 +155,7 @@ def test_a_setting_of_another_kind_of_parallelism_is_refused(folder, setting, nu
 
 @pytest.mark.parametrize("launcher", [None, "none", "torchrun", "srun", "ray", "mpirun -n {num_ranks} {worker}"])
 def test_ranks_are_started_by_a_launcher_or_by_the_users_own_words(folder, launcher):
-    assert loaded(folder, {}, launcher=launcher).explore.launcher == launcher
+    assert loaded(folder, {}, launcher=launcher).settings.launcher == launcher
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_launcher_that_starts_no_ranks_is_refused(folder, parallelism, launche
 
 @pytest.mark.parametrize("address", ["node1", "node1:29400", "10.0.0.1:29400"])
 def test_ranks_of_other_hosts_call_at_an_address_of_this_machine(folder, address):
-    assert loaded(folder, {}, launcher="torchrun", rendezvous=address).explore.rendezvous == address
+    assert loaded(folder, {}, launcher="torchrun", rendezvous=address).settings.rendezvous == address
 
 
 def test_ranks_that_the_user_starts_need_to_be_told_a_port(folder):

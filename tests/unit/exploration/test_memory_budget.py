@@ -153,7 +153,7 @@ def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
     path.write_text(BFLOAT16_JOB.replace("explore: {", "explore: {min: 3, max: 6, "))
     monkeypatch.setattr(trace_module, "recall_or_trace", lambda *_, **__: ONE_GIB_AND_ONE_A_SAMPLE)
     config = load_config(path)
-    budget = resolve_budget(config.explore, {"device": "cpu"}, num_replicas=1, gradient_bytes=None)
+    budget = resolve_budget(config.settings, {"device": "cpu"}, num_replicas=1, gradient_bytes=None)
 
     traced = trace_module.trace_job(config, model_dir=str(tmp_path / "x"))[0]
 

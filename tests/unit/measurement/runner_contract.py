@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bexplore.host.records import from_record, to_record
 from bexplore.measurement.interleaving import DISTURBED_FACTOR, MAX_PASSES_PER_TIMING
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Runner
-from bexplore.search.loop import explore
+from bexplore.search.loop import run_search
 from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
@@ -143,7 +143,7 @@ class RunnerContract:
         sizes = (*subject.fitting, subject.too_large)
         settings = SearchSettings(max_probes=4, user_compilation=subject.compilation)
 
-        *_, result = explore(subject.runner, space=Space.from_sizes(sizes), settings=settings)
+        *_, result = run_search(subject.runner, space=Space.from_sizes(sizes), settings=settings)
 
         assert isinstance(result, Result)
         assert result.recommendation.micro_batch_size in subject.fitting

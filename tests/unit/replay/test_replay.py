@@ -10,7 +10,7 @@ from bexplore.errors import UserInputError
 from bexplore.measurement.probe import Compilation
 from bexplore.replay.replay import ReplayOptions, TableRunner, exhaustive_cost_s, replay_table
 from bexplore.replay.table import load_table
-from bexplore.search.loop import explore
+from bexplore.search.loop import run_search
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 
@@ -57,7 +57,7 @@ def test_the_winner_compiled_exactly_after_a_shared_search_is_charged_a_second_s
     (curve,) = load_table(table(tmp_path, *LADDER))
     runner = TableRunner(curve, ReplayOptions(shared_compile=True))
     settings = SearchSettings(search_compilation=Compilation.SHARED, user_compilation=Compilation.EXACT)
-    *_, result = explore(runner, space=Space.from_sizes(curve.points), settings=settings)
+    *_, result = run_search(runner, space=Space.from_sizes(curve.points), settings=settings)
     assert result.recommendation.num_probes > 2
     assert 2 * 35.0 < runner.cost_s < 2 * 35.0 + 10 * result.recommendation.num_probes * 0.4  # and passes
 

@@ -38,7 +38,7 @@ def explored(folder: Path, runner=answers, *, storage: Path | str | None = None,
         record=book.append,
         history=book.read(),
     )
-    *_, result = loop.explore(runner, space=SPACE, run=run, **options)
+    *_, result = loop.run_search(runner, space=SPACE, run=run, **options)
     return result
 
 

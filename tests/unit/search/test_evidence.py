@@ -11,7 +11,7 @@ import pytest
 from bexplore.errors import NothingFitsError
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
 from bexplore.search.evidence import Evidence, Interleaved
-from bexplore.search.loop import explore
+from bexplore.search.loop import run_search
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import Recommendation, recommend
@@ -28,7 +28,7 @@ RISING = {8: 100.0, 16: 180.0, 32: 300.0, 64: 410.0, 128: 480.0, 256: 1.0}
 
 
 def explored(runner, space: Space, settings: SearchSettings = EXACT, memory=None) -> tuple[Result, list[Observation]]:
-    events = list(explore(runner, space=space, settings=settings, variants=(Variant(memory=memory),)))
+    events = list(run_search(runner, space=space, settings=settings, variants=(Variant(memory=memory),)))
     return events[-1], [event.observation for event in events if isinstance(event, ProbeFinished)]
 
 

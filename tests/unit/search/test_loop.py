@@ -15,7 +15,7 @@ from bexplore.errors import EngineError, NothingFitsError, UserProgramError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.search import loop
 from bexplore.search.evidence import Evidence
-from bexplore.search.loop import RunRecord, explore
+from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.policy.acquisition import rank
 from bexplore.search.policy.decide import unseen_gap
 from bexplore.search.policy.probe_cost import Costs
@@ -35,14 +35,14 @@ MANY = Space.from_sizes(default_candidates(1, 512))
 
 
 def result_of(runner: Callable[[Probe], Observation], space: Space = FEW, **options) -> Result:
-    *_, last = explore(runner, space=space, settings=options.pop("settings", EXACT), **options)
+    *_, last = run_search(runner, space=space, settings=options.pop("settings", EXACT), **options)
     assert isinstance(last, Result)
     return last
 
 
 def test_each_probe_is_announced_recorded_answered_and_followed_by_a_recommendation():
     recorded: list[Observation] = []
-    events = list(explore(CurveRunner(), space=FEW, settings=EXACT, run=RunRecord(record=recorded.append)))
+    events = list(run_search(CurveRunner(), space=FEW, settings=EXACT, run=RunRecord(record=recorded.append)))
     kinds = [type(event) for event in events]
     assert kinds == [ProbeStarted, ProbeFinished, Recommendation] * len(recorded) + [Result]
     assert [event.observation for event in events if isinstance(event, ProbeFinished)] == recorded
@@ -51,7 +51,7 @@ def test_each_probe_is_announced_recorded_answered_and_followed_by_a_recommendat
 
 def test_the_base_is_probed_first_and_its_first_recommendation_is_itself():
     runner = CurveRunner()
-    first = next(event for event in explore(runner, space=FEW, settings=EXACT) if isinstance(event, Recommendation))
+    first = next(event for event in run_search(runner, space=FEW, settings=EXACT) if isinstance(event, Recommendation))
     assert runner.sizes == [1]
     assert (first.micro_batch_size, round(first.relative_performance, 2)) == (1, 1.0)
 
@@ -65,7 +65,7 @@ def test_the_fastest_size_that_fits_is_found_and_the_target_is_the_reason_to_sto
 
 def test_a_probe_is_asked_for_no_more_precision_than_the_indifference_zone():
     settings = dataclasses.replace(EXACT, tolerance=0.05, max_probes=3)
-    events = explore(CurveRunner(lambda size: 1000.0), space=FEW, settings=settings)
+    events = run_search(CurveRunner(lambda size: 1000.0), space=FEW, settings=settings)
     probes = [event.probe for event in events if isinstance(event, ProbeStarted)]
 
     assert probes and all(probe.tolerance == 0.05 for probe in probes)
@@ -463,7 +463,7 @@ def test_a_winner_that_fails_its_exact_run_is_not_recommended_and_the_search_goe
             return Observation(probe=probe, outcome=Outcome.OUT_OF_MEMORY, reason="its second step", elapsed_s=1.0)
         return answers(probe)
 
-    events = list(loop.explore(runner, space=SPACE, settings=SearchSettings(max_probes=12)))
+    events = list(loop.run_search(runner, space=SPACE, settings=SearchSettings(max_probes=12)))
 
     verified = [
         item.observation
@@ -484,7 +484,7 @@ def test_a_model_that_trains_at_odd_sizes_only_is_explored_at_those():
             return Observation(probe=probe, outcome=Outcome.CRASHED, reason="ValueError: odd only", elapsed_s=1.0)
         return answers(probe)
 
-    *_, result = loop.explore(runner, space=Space.from_sizes(range(1, 10)), settings=SearchSettings(max_probes=16))
+    *_, result = loop.run_search(runner, space=Space.from_sizes(range(1, 10)), settings=SearchSettings(max_probes=16))
 
     assert result.recommendation.micro_batch_size % 2 == 1
     assert set(result.outcomes) == {"measured", "crashed"}

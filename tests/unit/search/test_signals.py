@@ -10,7 +10,7 @@ import pytest
 from bexplore.host.records import from_record, to_record
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.search.evidence import Evidence, without_first_signals
-from bexplore.search.loop import KeepBatchSize, RunRecord, explore
+from bexplore.search.loop import KeepBatchSize, RunRecord, run_search
 from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
@@ -44,7 +44,7 @@ class Struck(CurveRunner):
 
 
 def result_of(runner: Struck, **options) -> Result:
-    *_, last = explore(runner, space=FEW, settings=SETTINGS, **options)
+    *_, last = run_search(runner, space=FEW, settings=SETTINGS, **options)
     assert isinstance(last, Result)
     return last
 
@@ -96,7 +96,7 @@ def test_one_signal_at_the_only_size_that_keeps_the_batch_size_does_not_lose_it(
 
 def test_an_exploration_that_goes_on_counts_the_signal_of_its_journal():
     before = Struck(lambda probe: probe.micro_batch_size == 32)
-    events = explore(before, space=FEW, settings=SETTINGS)
+    events = run_search(before, space=FEW, settings=SETTINGS)
     while not before.num_struck:
         next(events)
     events.close()

@@ -12,7 +12,7 @@ from bexplore.errors import UserProgramError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.replay.replay import ReplayOptions, TableRunner
 from bexplore.replay.table import load_table
-from bexplore.search.loop import explore
+from bexplore.search.loop import run_search
 from bexplore.search.policy.decide import decide
 from bexplore.search.policy.decision import TIMES_BEYOND_A_SWEEP, StopReason
 from bexplore.search.posterior.joint import Variant
@@ -28,7 +28,7 @@ PLATEAU = {12: 175.0, 32: 192.0, 36: 196.0, 60: 186.0, 64: 181.0, 124: 164.0, 12
 
 
 def result_of(runner, space: Space, **options) -> Result:
-    *_, result = explore(runner, space=space, **({"settings": EXACT} | options))
+    *_, result = run_search(runner, space=space, **({"settings": EXACT} | options))
     return result
 
 
@@ -139,7 +139,7 @@ def test_an_unseen_size_of_a_short_list_is_worth_more_than_a_repeat():
     runner = SlowStarts({1: 11.2, 2: 18.0, 4: 16.7, 8: 16.2})
     settings = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=75)
 
-    *_, last = explore(runner, space=Space.from_sizes(runner.speeds), settings=settings)
+    *_, last = run_search(runner, space=Space.from_sizes(runner.speeds), settings=settings)
 
     assert runner.sizes == [1, 8, 4, 2]
     assert last.recommendation.micro_batch_size == 2

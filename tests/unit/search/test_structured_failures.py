@@ -8,7 +8,7 @@ import pytest
 
 from bexplore.errors import UserProgramError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
-from bexplore.search.loop import RunRecord, explore
+from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
@@ -43,7 +43,7 @@ class FailingRunner(CurveRunner):
 
 
 def result_of(runner, space: Space, **settings) -> Result:
-    *_, last = explore(runner, space=space, settings=dataclasses.replace(ONE_PROGRAM, **settings))
+    *_, last = run_search(runner, space=space, settings=dataclasses.replace(ONE_PROGRAM, **settings))
     assert isinstance(last, Result)
     return last
 
@@ -84,7 +84,7 @@ def test_a_text_that_names_the_rule_saves_the_probes_that_would_find_it():
 def test_one_crash_in_the_middle_neither_ends_the_range_nor_makes_the_score_jump():
     runs = {size: size <= 12 and size % 5 != 0 for size in range(1, 17)}
     runner, sizes, scores = FailingRunner(runs.get), [], []
-    for event in explore(runner, space=Space.from_sizes(runs), settings=ONE_PROGRAM):
+    for event in run_search(runner, space=Space.from_sizes(runs), settings=ONE_PROGRAM):
         if isinstance(event, Recommendation):
             scores.append(event.confidence)
             sizes.append(event.micro_batch_size)
@@ -121,12 +121,12 @@ def test_a_resumed_search_makes_the_decisions_of_an_uninterrupted_one(tmp_path):
     run = RunRecord(storage=tmp_path / "study.log")
     seen = [
         event.observation
-        for event in explore(answers(first), space=space, settings=ONE_PROGRAM, run=run)
+        for event in run_search(answers(first), space=space, settings=ONE_PROGRAM, run=run)
         if isinstance(event, ProbeFinished)
     ]
     second = CurveRunner()
     resumed = dataclasses.replace(run, storage=tmp_path / "study.log", history=seen)
-    *_, last = explore(answers(second), space=space, settings=ONE_PROGRAM, run=resumed)
+    *_, last = run_search(answers(second), space=space, settings=ONE_PROGRAM, run=resumed)
 
     assert isinstance(last, Result) and last.recommendation is not None
     assert second.sizes == []
@@ -198,7 +198,7 @@ def test_a_size_that_failed_once_by_chance_is_tried_again_where_no_other_stands_
 def test_a_verification_that_failed_once_by_chance_costs_no_size():
     runner = FailingOnce(lambda probe: probe.purpose.is_verification)
 
-    *_, last = explore(runner, space=Space.from_sizes([1, 2, 4, 8, 16, 32]))
+    *_, last = run_search(runner, space=Space.from_sizes([1, 2, 4, 8, 16, 32]))
 
     assert runner.num_failed == 1
     assert last.recommendation.micro_batch_size == 32

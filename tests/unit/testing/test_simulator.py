@@ -9,7 +9,7 @@ import pytest
 
 from bexplore.errors import NothingFitsError
 from bexplore.measurement.probe import Compilation, Outcome, Probe
-from bexplore.search.loop import explore
+from bexplore.search.loop import run_search
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
@@ -120,7 +120,7 @@ def test_the_search_finds_a_size_within_the_tolerance_in_most_worlds(family: Fam
     for seed in range(NUM_WORLDS):
         world = draw_world(family, seed)
         try:
-            *_, result = explore(
+            *_, result = run_search(
                 SimulatedRunner(world, seed=seed),
                 space=world.space,
                 settings=SETTINGS,
@@ -166,7 +166,7 @@ def num_refused(cached: list[World], account: MemoryAccount) -> int:
     refused = 0
     for world in cached:
         memory = dataclasses.replace(world.memory, judged_by=account)
-        *_, result = explore(
+        *_, result = run_search(
             SimulatedRunner(world, seed=1), space=world.space, settings=SETTINGS, variants=(Variant(memory=memory),)
         )
         refused += result.outcomes.get("out_of_memory", 0)

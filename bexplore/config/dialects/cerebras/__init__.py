@@ -100,7 +100,7 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
         num_replicas=num_replicas,
         model_dir=model_dir if isinstance(model_dir, str) and model_dir.strip() else "model_dir",
         job=job,
-        explore=settings,
+        settings=settings,
         warnings=tuple(problems.warnings),
         variants=variants,
         own_limits=tuple(name for name in _LIMITS if document.has(("explore", name))),

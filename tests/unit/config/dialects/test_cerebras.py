@@ -72,9 +72,9 @@ def test_an_absent_size_is_auto_and_says_so(folder):
 
 
 def test_auto_is_quick_unless_the_file_says_otherwise(folder):
-    assert folder.load(sections("auto")).explore.effort == "quick"
-    assert folder.load(sections("explore")).explore.effort == "normal"
-    assert folder.load(sections("auto", explore={"effort": "thorough"})).explore.max_probes == 40
+    assert folder.load(sections("auto")).settings.effort == "quick"
+    assert folder.load(sections("explore")).settings.effort == "normal"
+    assert folder.load(sections("auto", explore={"effort": "thorough"})).settings.max_probes == 40
 
 
 @pytest.mark.parametrize(
@@ -663,7 +663,7 @@ def test_an_override_of_an_unknown_section_is_refused(folder):
 def test_later_overrides_win(folder):
     overrides = ["explore.seed=1", "explore.seed=2", "runconfig.num_csx=4", "model.num_heads=8"]
     config = folder.load(sections(), overrides=overrides)
-    assert (config.explore.seed, config.num_replicas, config.job.model["num_heads"]) == (2, 4, 8)
+    assert (config.settings.seed, config.num_replicas, config.job.model["num_heads"]) == (2, 4, 8)
 
 
 # The examples

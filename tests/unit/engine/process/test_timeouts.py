@@ -35,7 +35,7 @@ def test_the_floor_of_the_stages_is_the_users_to_set(tmp_path):
     path = tmp_path / "job.yaml"
     job = Path("configs/quickstart.yaml").read_text()
     path.write_text(job.replace("\nexplore:\n", "\nexplore:\n    stage_time_floor: 2h\n"))
-    limits = StageLimits(floor_s=load_config(path).explore.stage_time_floor)
+    limits = StageLimits(floor_s=load_config(path).settings.stage_time_floor)
     limits.learn(observed(4, pass_times_s=(0.001,), compile_time_s=1.0))
 
     assert {limits.limit_s(stage, 4) for stage in ("start", "import", "build", "compile", "passes")} == {7200.0}

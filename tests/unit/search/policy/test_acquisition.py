@@ -266,7 +266,7 @@ def test_on_a_machine_that_drifts_by_a_fifth_high_scores_stay_true():
         for is_interleaved in right:
             simulated = SimulatedRunner(world, seed=seed, shared_compile=True)
             runner = simulated if is_interleaved else _alone(simulated)
-            *_, result = loop.explore(
+            *_, result = loop.run_search(
                 runner, space=world.space, settings=settings, variants=(Variant(memory=world.memory),)
             )
             if result.recommendation.confidence >= 90:
@@ -284,7 +284,7 @@ def _alone(runner: Runner) -> Runner:
 
 def test_a_runner_that_knows_no_interleaving_leaves_the_search_as_it_was():
     runner = CurveRunner(saturating)
-    *_, result = loop.explore(runner, space=Space.from_sizes(range(1, 65)), settings=SHARED)
+    *_, result = loop.run_search(runner, space=Space.from_sizes(range(1, 65)), settings=SHARED)
 
     assert {probe.interleaved_with for probe in runner.probes} == {()}
     assert result.recommendation.confidence >= 90

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bexplore.search.loop import explore
+from bexplore.search.loop import run_search
 from bexplore.search.policy.acquisition import WORTHLESS, rank
 from bexplore.search.policy.decide import decide
 from bexplore.search.policy.decision import StopReason
@@ -71,7 +71,9 @@ def test_the_same_seed_gives_the_same_joint_search(seed: int):
     def probes() -> list[tuple[int, int, str]]:
         world = draw_joint_world(seed)
         settings = SearchSettings(seed=seed, max_probes=8)
-        events = explore(joint_runner(world, seed=seed), space=world.space, settings=settings, variants=world.variants)
+        events = run_search(
+            joint_runner(world, seed=seed), space=world.space, settings=settings, variants=world.variants
+        )
         ran = [event.observation for event in events if isinstance(event, ProbeFinished)]
         return [(one.probe.variant, one.micro_batch_size, one.outcome.value) for one in ran]
 
@@ -92,7 +94,7 @@ def test_the_answer_of_a_job_whose_own_settings_fit_nowhere_is_a_size_of_another
         ),
     )
     settings = SearchSettings(max_probes=10)
-    *_, result = explore(joint_runner(world, seed=1), space=world.space, settings=settings, variants=world.variants)
+    *_, result = run_search(joint_runner(world, seed=1), space=world.space, settings=settings, variants=world.variants)
     assert isinstance(result, Result)
     assert result.recommendation is not None
     assert result.recommendation.variant > 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bexplore.measurement.probe import Compilation
-from bexplore.search.loop import explore
+from bexplore.search.loop import run_search
 from bexplore.search.policy.decide import decide
 from bexplore.search.policy.decision import StopReason, expected_savings, next_probe, training_time_s
 from bexplore.search.posterior.posterior import fit_posterior
@@ -40,7 +40,7 @@ def test_the_same_search_goes_on_for_a_training_of_a_week_and_ends_for_one_of_a_
 def test_an_exploration_ends_with_fewer_probes_the_shorter_the_training(training_time_s):
     def probes(seconds: float) -> int:
         settings = dataclasses.replace(EXACT, training_time_s=seconds)
-        *_, result = explore(CurveRunner(saturating), space=SIZES, settings=settings)
+        *_, result = run_search(CurveRunner(saturating), space=SIZES, settings=settings)
         assert isinstance(result, Result)
         return result.recommendation.num_probes
 

@@ -10,7 +10,7 @@ from optuna.storages import InMemoryStorage
 
 from bexplore.errors import NothingFitsError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.search.loop import KeepBatchSize, RunRecord, explore
+from bexplore.search.loop import KeepBatchSize, RunRecord, run_search
 from bexplore.search.policy.keep_batch_size import MOST_PROBES
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import Recommendation
@@ -31,7 +31,7 @@ def peaked(size: int) -> float:
 
 def events_of(sizes: Sequence[int], runner: Callable[[Probe], Observation] | None = None, **options) -> list:
     keeping = KeepBatchSize(sizes=tuple(sizes), is_answer=options.pop("is_answer", False))
-    return list(explore(runner or CurveRunner(peaked), space=MANY, keeping=keeping, **options))
+    return list(run_search(runner or CurveRunner(peaked), space=MANY, keeping=keeping, **options))
 
 
 def streamed(events: Sequence[object]) -> list[Recommendation]:
@@ -140,13 +140,13 @@ def test_a_recommendation_that_keeps_the_batch_size_is_the_second_answer_too_and
 def test_it_may_be_a_size_that_is_no_candidate_of_the_search():
     space, storage = Space.from_sizes([1, 2, 4, 8, 16, 32, 64, 128, 256, 512]), InMemoryStorage()
     options = {"space": space, "keeping": KeepBatchSize(sizes=(1, 11, 33, 99, 297))}
-    *events, result = explore(CurveRunner(peaked), run=RunRecord(storage=storage), **options)
+    *events, result = run_search(CurveRunner(peaked), run=RunRecord(storage=storage), **options)
 
     assert result.second_answer.recommendation.micro_batch_size in (99, 297)
     assert result.recommendation.micro_batch_size in space.sizes
 
     history = [event.observation for event in events if isinstance(event, ProbeFinished)]
-    *_, again = explore(CurveRunner(peaked), run=RunRecord(storage=storage, history=history), **options)
+    *_, again = run_search(CurveRunner(peaked), run=RunRecord(storage=storage, history=history), **options)
     assert again.second_answer.recommendation.micro_batch_size in (99, 297)
 
 
@@ -212,7 +212,7 @@ def test_what_stops_the_search_between_probes_stops_the_extra_ones_too():
         return "enough" if ended else None
 
     keeping = KeepBatchSize(sizes=(1, 7, 49))
-    for event in explore(CurveRunner(peaked), space=MANY, keeping=keeping, should_stop=should_stop):
+    for event in run_search(CurveRunner(peaked), space=MANY, keeping=keeping, should_stop=should_stop):
         ended += [True] * isinstance(event, SearchEnded)
         assert not isinstance(event, ProbeStarted) or event.probe.purpose is not Purpose.KEEP_BATCH_SIZE
     assert event.stop_reason == "enough"

@@ -159,7 +159,7 @@ def test_dashboards_read_samples_per_second_at_the_axis(tmp_path):
 def test_a_study_tells_people_what_became_of_each_probe_and_what_is_recommended(tmp_path):
     storage = f"sqlite:///{tmp_path}/study.db"
     space, runner = Space.from_sizes([1, 2, 4, 8]), CurveRunner(largest=4)
-    *_, result = loop.explore(runner, space=space, settings=SETTINGS, run=loop.RunRecord(storage=storage))
+    *_, result = loop.run_search(runner, space=space, settings=SETTINGS, run=loop.RunRecord(storage=storage))
 
     study = optuna.load_study(study_name="bexplore", storage=storage)
     told = {trial.params["micro_batch_size"]: trial for trial in study.trials}

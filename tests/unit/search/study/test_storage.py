@@ -40,7 +40,7 @@ def explored(folder: Path, runner=answers, *, storage: Path | str | None = None,
         record=book.append,
         history=book.read(),
     )
-    *_, result = loop.explore(runner, space=SPACE, run=run, **options)
+    *_, result = loop.run_search(runner, space=SPACE, run=run, **options)
     return result
 
 
@@ -83,7 +83,7 @@ def test_a_study_that_is_damaged_while_two_explorers_use_it_costs_neither_a_prob
     path = tmp_path / "study.log"
     books = [Journal(tmp_path / f"journal_{number}.jsonl") for number in range(2)]
     running = [
-        loop.explore(
+        loop.run_search(
             answers,
             space=SPACE,
             run=loop.RunRecord(storage=path, record=book.append, lock_path=tmp_path / ".lock"),
@@ -105,7 +105,7 @@ def test_a_study_that_is_damaged_while_two_explorers_use_it_costs_neither_a_prob
     for book in books:
         known = book.read()
         run = loop.RunRecord(storage=path, record=book.append, history=known, lock_path=tmp_path / ".lock")
-        *_, result = loop.explore(answers, space=SPACE, run=run)
+        *_, result = loop.run_search(answers, space=SPACE, run=run)
         assert book.read()[: len(known)] == known
         assert result.recommendation.micro_batch_size == 8
 
@@ -259,7 +259,7 @@ def test_a_study_that_is_deleted_in_mid_run_is_put_back(tmp_path, times):
 def test_a_study_that_two_explorers_share_is_put_back(tmp_path):
     book = Journal(tmp_path / "journal.jsonl")
     run = loop.RunRecord(storage=tmp_path / "study.log", record=book.append, lock_path=tmp_path / ".lock")
-    running = [loop.explore(answers, space=SPACE, run=run) for _ in range(2)]
+    running = [loop.run_search(answers, space=SPACE, run=run) for _ in range(2)]
     for events in running:
         while not isinstance(next(events), loop.ProbeFinished):
             pass
@@ -328,7 +328,7 @@ def test_a_study_that_is_damaged_while_it_is_used_is_one_error_and_the_run_goes_
         run = loop.RunRecord(
             storage=tmp_path / "study.log", lock_path=tmp_path / ".lock", record=book.append, history=book.read()
         )
-        *_, result = loop.explore(runner, space=Space.from_sizes([1, 2, 4, 8]), run=run)
+        *_, result = loop.run_search(runner, space=Space.from_sizes([1, 2, 4, 8]), run=run)
         return result
 
     with pytest.raises(EngineError, match="the study's storage failed") as error:
