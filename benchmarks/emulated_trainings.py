@@ -30,7 +30,7 @@ import psutil
 
 from benchmarks.command_jobs.table import ACCUMULATING, FOLDER, OPTIONS, TWO_RANKS
 from bexplore.emulated_gpu import emulated_environment
-from bexplore.emulated_gpu.cuda_torch import read_torch
+from bexplore.emulated_gpu.libraries import read_torch
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import package_version, processor_name
 

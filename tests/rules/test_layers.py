@@ -22,7 +22,7 @@ ORDER = {
     "pytest_plugin lightning transformers __main__",
     "host": "blas_threads clocks secret_values logs locks json_files records accelerators emulation "
     "torch_interfaces machine process_tree contention",
-    "emulated_gpu": "cuda_torch libraries environment config_environment",
+    "emulated_gpu": "libraries environment config_environment",
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command workload variants config dialects "
     "json_schema hydra_tree starter load",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bexplore.emulated_gpu import built_libraries, libraries
-from bexplore.emulated_gpu.cuda_torch import read_torch
+from bexplore.emulated_gpu.libraries import read_torch
 from bexplore.errors import EmulationError, ExitCode
 
 CUDA_VERSION = """
