@@ -31,17 +31,11 @@ _PROSE = ("_name_or_path", "name_or_path", "id2label", "label2id", "task_specifi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeKey:
-    """A key that can make this program run or import something.
+    """A key that can make this program run or import something."""
 
-    Attributes:
-        does: What, as a verb and its object.
-        is_meant: Whether a value does; None where each value that is not null does.
-        is_shown: Whether a message may repeat the value, which cannot hold a secret.
-    """
-
-    does: str
-    is_meant: Callable[[Any], bool] | None = None
-    is_shown: bool = False
+    does: str  # a verb and its object
+    is_meant: Callable[[Any], bool] | None = None  # whether a value does; None where each value that is not null does
+    is_shown: bool = False  # whether a message may repeat the value, which cannot hold a secret
 
     def refuses(self, value: Any) -> bool:
         """Return whether a value is refused."""

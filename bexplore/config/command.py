@@ -20,17 +20,11 @@ _SCRIPT_OPTION = re.compile(r"-[a-z]*c")  # `bash -c SCRIPT`, `bash -lc SCRIPT`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileKey:
-    """A key of the user's file that each start has a value of its own for.
+    """A key of the user's file that each start has a value of its own for."""
 
-    Attributes:
-        path: Path of the key, which may be absent.
-        name: Placeholder whose value it holds.
-        factor: What the value is multiplied by: tokens of a sample, where the file counts tokens.
-    """
-
-    path: KeyPath
-    name: str
-    factor: int = 1
+    path: KeyPath  # the key itself may be absent
+    name: str  # of the placeholder whose value it holds
+    factor: int = 1  # of the value: tokens of a sample, where the file counts tokens
 
     def value(self, values: Mapping[str, str]) -> Scalar:
         """Return the value among those of the placeholders: a number, or the folder of the output."""

@@ -51,11 +51,7 @@ _KIND_RULES = {
 
 
 class SettingError(ValueError):
-    """A wrong value with a hint; pydantic collects it.
-
-    Attributes:
-        hint: What to type; empty for none.
-    """
+    """A wrong value with a hint; pydantic collects it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -26,17 +26,11 @@ _GLOBAL = "_global_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """A plain value of the tree.
+    """A plain value of the tree, as its file has it."""
 
-    Attributes:
-        path: Keys from the top of the composed configuration.
-        value: The value as its file has it.
-        where: `file:line`.
-    """
-
-    path: KeyPath
+    path: KeyPath  # from the top of the composed configuration
     value: Any
-    where: str
+    where: str  # `file:line`
 
     @property
     def override(self) -> str:

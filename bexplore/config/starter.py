@@ -57,17 +57,11 @@ _WRITES = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """A file to explore.
-
-    Attributes:
-        text: Its text.
-        notes: What was decided, for people.
-        target: Where it is written unless another place is named.
-    """
+    """The text of a file to explore."""
 
     text: str
-    notes: list[str]
-    target: Path
+    notes: list[str]  # what was decided, for people
+    target: Path  # unless another place is named
 
 
 # Examples: each a commented file, some with a module or a baseline beside it

@@ -111,19 +111,12 @@ def _word(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One key of `explore.settings`.
+    """One key of `explore.settings` with the values to choose from, and where they stand."""
 
-    Attributes:
-        key: Dotted, of the section `explore`.
-        values: To choose from.
-        path: Where they stand.
-        is_fixed: Whether a single value stands there and no list: every variant has it.
-    """
-
-    key: str
+    key: str  # dotted, of the section `explore`
     values: tuple[Any, ...]
     path: KeyPath
-    is_fixed: bool = False
+    is_fixed: bool = False  # whether a single value stands there and no list: every variant has it
 
     def place(self, index: int) -> KeyPath:
         """Return the path of one of the values."""

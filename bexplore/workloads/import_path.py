@@ -35,13 +35,7 @@ def load_callable(path: Any, *, setting: str, import_root: str | None = None) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCallable:
-    """A callable of the user's own with the arguments that it takes.
-
-    Attributes:
-        path: Import path.
-        function: The imported callable.
-        arguments: Keyword arguments of every call.
-    """
+    """A callable of the user's own with the keyword arguments of every call."""
 
     path: str
     function: Callable[..., Any]

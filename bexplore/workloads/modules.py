@@ -10,7 +10,8 @@ import contextlib
 import fnmatch
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,29 @@ from torch.utils.flop_counter import flop_registry
 from bexplore.errors import require
 from bexplore.job import Job, Mode
 from bexplore.workloads.torch_private import current_fake_mode
+
+# Path of a linear layer, `*` for any name -> `colwise` (its outputs are shared) or `rowwise` (its inputs are).
+TensorPlan = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelModel:
+    """A loss module, whose work ranks may share.
+
+    Attributes:
+        loss_module: What a pass calls.
+        compiled_modules: What the training compiles, each in place.
+        synchronize: Context around a pass; given False, the pass does not reduce gradients over the replicas. It is
+            `nullcontext` where gradients are synchronized elsewhere, or not at all.
+        bucket_bytes: Bytes of gradient buckets, which no tensor of the model shows.
+        is_compiled_by_block: Whether blocks are compiled one by one, and what is between them is not.
+    """
+
+    loss_module: nn.Module
+    compiled_modules: list[nn.Module]
+    synchronize: Callable[[bool], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    bucket_bytes: int = 0
+    is_compiled_by_block: bool = False
 
 
 def is_fake() -> bool:

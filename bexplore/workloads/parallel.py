@@ -7,9 +7,8 @@ device, with real tensors and the memory of a real rank. Its collectives are cop
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,36 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bexplore.errors import require
 from bexplore.job import Job, Parallelism
-from bexplore.workloads.modules import find_blocks, is_fake, matches_path
+from bexplore.workloads.modules import ParallelModel, TensorPlan, find_blocks, is_fake, matches_path
 from bexplore.workloads.torch_private import make_chunks_on_demand, register_fake_process_group, unset_fake_temporarily
 
 # Names of the dimensions of a mesh, the outermost first, as in torchtitan.
 REPLICATE, SHARD, TENSOR = "dp_replicate", "dp_shard", "tp"
 
 _BLOCKS = "explore.parallelism.blocks"
-
-# Path of a linear layer, `*` for any name -> `colwise` (its outputs are shared) or `rowwise` (its inputs are).
-TensorPlan = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelModel:
-    """A loss module whose work is shared.
-
-    Attributes:
-        loss_module: What a pass calls.
-        compiled_modules: What the training compiles, each in place.
-        synchronize: Context around a pass; given False, the pass does not reduce gradients over the replicas. It is
-            `nullcontext` where gradients are synchronized elsewhere, or not at all.
-        bucket_bytes: Bytes of gradient buckets, which no tensor of the model shows.
-        is_compiled_by_block: Whether blocks are compiled one by one, and what is between them is not.
-    """
-
-    loss_module: nn.Module
-    compiled_modules: list[nn.Module]
-    synchronize: Callable[[bool], AbstractContextManager[object]] = contextlib.nullcontext
-    bucket_bytes: int = 0
-    is_compiled_by_block: bool = False
 
 
 def make_mesh(job: Job) -> DeviceMesh:
@@ -107,11 +83,7 @@ def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None
         return _replicate(loss_module, mesh[REPLICATE], shared)
     blocks = find_blocks(loss_module, shared.blocks, setting=_BLOCKS)
     if not shared.is_sharded:
-        return ParallelModel(
-            loss_module=loss_module,
-            compiled_modules=blocks,
-            is_compiled_by_block=True,
-        )
+        return ParallelModel(loss_module=loss_module, compiled_modules=blocks, is_compiled_by_block=True)
     _shard(loss_module, blocks, mesh, shared)
     return ParallelModel(
         loss_module=loss_module,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -15,7 +14,18 @@ from torch import nn
 
 from bexplore.errors import UserInputError, check_keys, require, suggestion
 from bexplore.job import Job, Mode, Precision
-from bexplore.workloads.modules import checkpoint_blocks, place, whole
+from bexplore.workloads.modules import ParallelModel, TensorPlan, checkpoint_blocks, place, whole
+
+Batch = Any  # a pytree of tensors whose dimension 0 is the sample, but for `batch_dimensions` of the workload
+
+# A new scaler starts at 2^16, overflows, and skips updates until it has come down. That would cost only the first
+# updates, but those are measured. It grows after 2000 updates, which no probe takes.
+_INITIAL_SCALE = 2.0**8
+
+_AUTOCAST_DTYPES = {
+    Precision.AUTOCAST_BFLOAT16: torch.bfloat16,
+    Precision.AUTOCAST_FLOAT16: torch.float16,
+}
 
 _REFUSED = {
     "LBFGS": "it evaluates the loss several times within one update, so a pass and an update cannot be told apart",
@@ -108,18 +118,6 @@ def _check_argument_names(optimizer_class: type[torch.optim.Optimizer], argument
     check_keys(arguments, accepted, f"torch.optim.{optimizer_class.__name__}")
 
 
-Batch = Any  # a pytree of tensors whose dimension 0 is the sample, but for `batch_dimensions` of the workload
-
-# A new scaler starts at 2^16, overflows, and skips updates until it has come down. That would cost only the first
-# updates, but those are measured. It grows after 2000 updates, which no probe takes.
-_INITIAL_SCALE = 2.0**8
-
-_AUTOCAST_DTYPES = {
-    Precision.AUTOCAST_BFLOAT16: torch.bfloat16,
-    Precision.AUTOCAST_FLOAT16: torch.float16,
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Live modules, a maker of batches, and the two halves of a training step.
@@ -175,30 +173,6 @@ def check_precision(job: Job) -> None:
     )
 
 
-def assemble(
-    job: Job,
-    loss_module: nn.Module,
-    make_batch: Callable[[int], Batch],
-    *,
-    batch_dimensions: list[int | None] | None = None,
-    make_batch_of_length: Callable[[int, int], Batch] | None = None,
-    tensor_plan: Mapping[str, str] | None = None,
-) -> Workload:
-    """Make the workload of a loss module, whose parameters are on the job's device.
-
-    Args:
-        loss_module: `loss_module(*batch)` gives the scalar loss.
-        make_batch: micro_batch_size -> a tuple of the loss module's arguments, on the job's device.
-        batch_dimensions: Dimension of the sample for each tensor leaf of a batch.
-        make_batch_of_length: (micro_batch_size, length) -> a batch; taken if the lengths of the job's samples vary.
-        tensor_plan: How ranks share its linear layers, a `parallel.TensorPlan`; None if unknown.
-    """
-    with _conversion.get()(loss_module):
-        workload = _assemble(job, loss_module, make_batch, tensor_plan)
-    of_length = make_batch_of_length if job.lengths is not None else None
-    return dataclasses.replace(workload, batch_dimensions=batch_dimensions, make_batch_of_length=of_length)
-
-
 Conversion = Callable[[nn.Module], contextlib.AbstractContextManager[object]]
 _conversion: ContextVar[Conversion] = ContextVar("conversion", default=lambda loss_module: contextlib.nullcontext())
 
@@ -216,40 +190,50 @@ def convert_modules(conversion: Conversion) -> Iterator[None]:
         _conversion.reset(token)
 
 
-def _assemble(
+def assemble(
     job: Job,
     loss_module: nn.Module,
     make_batch: Callable[[int], Batch],
-    tensor_plan: Mapping[str, str] | None,
+    *,
+    batch_dimensions: list[int | None] | None = None,
+    make_batch_of_length: Callable[[int, int], Batch] | None = None,
+    tensor_plan: TensorPlan | None = None,
 ) -> Workload:
-    if job.precision is Precision.BFLOAT16:
-        place(loss_module, torch.device(job.device), torch.bfloat16)
-    loss_module.train(job.mode is Mode.TRAIN)
-    checkpoint_blocks(job, loss_module)
-    shared = None
-    if job.parallelism.is_distributed:
-        from bexplore.workloads.parallel import parallelize  # a second of imports, which one device does without
+    """Make the workload of a loss module, whose parameters are on the job's device.
 
-        shared = parallelize(job, loss_module, tensor_plan)
-    optimizer = None
-    if job.mode is Mode.TRAIN:
-        optimizer = build_optimizer(job.optimizer, job.optimizer_arguments, loss_module.parameters())
-    halves = _Halves(
-        job,
-        shared.loss_module if shared else loss_module,
-        optimizer,
-        shared.synchronize if shared else contextlib.nullcontext,
-    )
+    Args:
+        loss_module: `loss_module(*batch)` gives the scalar loss.
+        make_batch: micro_batch_size -> a tuple of the loss module's arguments, on the job's device.
+        batch_dimensions: Dimension of the sample for each tensor leaf of a batch.
+        make_batch_of_length: (micro_batch_size, length) -> a batch; taken if the lengths of the job's samples vary.
+        tensor_plan: How ranks share its linear layers, a `parallel.TensorPlan`; None if unknown.
+    """
+    with _conversion.get()(loss_module):
+        if job.precision is Precision.BFLOAT16:
+            place(loss_module, torch.device(job.device), torch.bfloat16)
+        loss_module.train(job.mode is Mode.TRAIN)
+        checkpoint_blocks(job, loss_module)
+        shared = ParallelModel(loss_module=loss_module, compiled_modules=[loss_module])
+        if job.parallelism.is_distributed:
+            from bexplore.workloads.parallel import parallelize  # a second of imports, which one device does without
+
+            shared = parallelize(job, loss_module, tensor_plan)
+        optimizer = None
+        if job.mode is Mode.TRAIN:
+            optimizer = build_optimizer(job.optimizer, job.optimizer_arguments, loss_module.parameters())
+        halves = _Halves(job, shared.loss_module, optimizer, shared.synchronize)
     return Workload(
         job=job,
         loss_module=loss_module,
-        compiled_modules=shared.compiled_modules if shared else [loss_module],
+        compiled_modules=shared.compiled_modules,
         make_batch=make_batch,
         forward_backward=halves.forward_backward,
         update=halves.update,
         optimizers=[] if optimizer is None else [optimizer],
-        bucket_bytes=shared.bucket_bytes if shared and optimizer is not None else 0,
-        is_compiled_by_block=shared.is_compiled_by_block if shared else False,
+        batch_dimensions=batch_dimensions,
+        make_batch_of_length=None if job.lengths is None else make_batch_of_length,
+        bucket_bytes=0 if optimizer is None else shared.bucket_bytes,
+        is_compiled_by_block=shared.is_compiled_by_block,
     )
 
 

@@ -30,14 +30,7 @@ _NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
 
 @dataclass(slots=True, kw_only=True)
 class Document:
-    """The values of a file and the position of each.
-
-    Attributes:
-        path: The file.
-        values: Top-level mapping.
-        positions: Position by path of keys and list indices.
-        warnings: Lines on dubious text, such as a key that stands twice.
-    """
+    """The values of a file and the position of each; warnings are on dubious text, such as a key that stands twice."""
 
     path: Path
     values: dict[str, Any]
@@ -135,17 +128,11 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """One `--set a.b=c`.
-
-    Attributes:
-        parts: The path, cut at its dots.
-        value: The value, read as YAML.
-        source: The override as messages show it.
-    """
+    """One `--set a.b=c`, its value read as YAML."""
 
     parts: tuple[str, ...]
     value: Any
-    source: str
+    source: str  # as messages show it
 
     @classmethod
     def parse(cls, text: str) -> Override:
@@ -180,13 +167,7 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class Problems:
-    """All mistakes of a document, so that one error lists them.
-
-    Attributes:
-        document: The document that is read.
-        found: Mistakes.
-        warnings: Lines on dubious values, which do not stop anything.
-    """
+    """All mistakes of a document, so that one error lists them; its warnings do not stop anything."""
 
     document: Document
     found: list[Problem] = field(default_factory=list)

@@ -26,21 +26,7 @@ STEP_KEYS = ("num_steps", "max_steps", "num_epochs", "steps_per_epoch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Paths of the keys that are read, most of which may be absent.
-
-    Attributes:
-        name: Name for people.
-        micro: Path of `micro_batch_size`, for each side in the file.
-        data: Path of the data section, for each side in the file.
-        model: Path of the model section.
-        optimizer: Path of the optimizer section.
-        precision: Path of the precision section.
-        num_csx: Path of the number of replicas.
-        model_dir: Path of the folder of results.
-        loop: Path of the section with the number of training steps.
-        unbuilt: Paths of sections that change the program and are not built in.
-        near_misses: Paths of sections, each with the keys whose misspellings are reported.
-    """
+    """Paths of the keys that are read, most of which may be absent; `micro` and `data` for each side in the file."""
 
     name: str
     micro: Mapping[Mode, KeyPath]
@@ -48,11 +34,11 @@ class Layout:
     model: KeyPath
     optimizer: KeyPath
     precision: KeyPath
-    num_csx: KeyPath
-    model_dir: KeyPath
-    loop: KeyPath
-    unbuilt: tuple[KeyPath, ...]
-    near_misses: Mapping[KeyPath, tuple[str, ...]]
+    num_csx: KeyPath  # the replicas
+    model_dir: KeyPath  # the folder of results
+    loop: KeyPath  # the section with the number of training steps
+    unbuilt: tuple[KeyPath, ...]  # sections that change the program and are not built in
+    near_misses: Mapping[KeyPath, tuple[str, ...]]  # sections, each with the keys whose misspellings are reported
 
 
 def sections_layout(problems: Problems) -> Layout:

@@ -39,14 +39,7 @@ _OFF: tuple[object, ...] = (None, False, 0, "", "none", {}, [])
 
 
 class Section:
-    """A mapping of the file, and the keys of it that have been read.
-
-    Attributes:
-        problems: Of the file; receives mistakes and warnings.
-        path: Path of the section.
-        values: The section; empty where it is no mapping.
-        read: Keys that have been read, or that change neither time nor memory.
-    """
+    """A mapping of the file, and the keys of it that have been read or that change neither time nor memory."""
 
     def __init__(self, problems: Problems, path: KeyPath) -> None:
         values = problems.document.get(path)
@@ -206,17 +199,11 @@ SIZES = {  # of transformers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A model that the ModelZoo names, or that the keys of its section show.
+    """A model that the ModelZoo names, or that the keys of its section show."""
 
-    Attributes:
-        names: `model.name` in lower case (from release 2.3 on, and in some files before).
-        shown_by: (model section) -> whether it describes this model, where it has no name.
-        read: (model section, data section) -> `workload`, `model`, `data` and `sequence_length` of `Job`.
-    """
-
-    names: tuple[str, ...]
-    shown_by: Callable[[Mapping[str, Any]], bool]
-    read: Callable[[Section, Section], dict[str, Any]]
+    names: tuple[str, ...]  # `model.name` in lower case (from release 2.3 on, and in some files before)
+    shown_by: Callable[[Mapping[str, Any]], bool]  # whether a section without a name describes this model
+    read: Callable[[Section, Section], dict[str, Any]]  # model and data section -> fields of `Job`
 
 
 def has(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
