@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.torch.groups import leave_group
+
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
@@ -19,3 +21,11 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def no_group_left():
+    """The ranks of a process are those of its first job, which must not be those of the next test."""
+    leave_group()
+    yield
+    leave_group()

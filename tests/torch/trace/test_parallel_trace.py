@@ -24,7 +24,7 @@ from bexplore.workloads import build
 from tests.builders import JOBS
 from tests.torch.groups import leave_group
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "no_group_left")
 
 EAGER = CompileSettings(enabled=False)
 HEADS = 4
@@ -90,14 +90,6 @@ WAYS = {
         "gradient_sync": "every",
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def no_group_left():
-    """The ranks of a process are those of its first job, which must not be those of the next test."""
-    leave_group()
-    yield
-    leave_group()
 
 
 def rank(model: str, way: str, **fields) -> Job:

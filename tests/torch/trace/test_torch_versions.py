@@ -10,7 +10,8 @@ import torch
 from bexplore.job import CompileSettings, Job, Parallelism
 from bexplore.trace.tracer import trace_job
 from tests.builders import RECORDED
-from tests.torch.groups import leave_group
+
+pytestmark = pytest.mark.usefixtures("no_group_left")
 
 PATH = RECORDED / "traces_of_torch_2_13.json"
 EAGER = CompileSettings(enabled=False)
@@ -69,13 +70,6 @@ def facts_of(name: str) -> dict[str, float]:
         "peak_bytes_at_2": traced.peak_memory_bytes(2),
         "peak_bytes_at_32": traced.peak_memory_bytes(32),
     }
-
-
-@pytest.fixture(autouse=True)
-def no_group_left():
-    leave_group()
-    yield
-    leave_group()
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -280,3 +280,9 @@ def test_another_backend_is_predicted_with_less_certainty():
     model = trace_job(other)
     assert any("aot_eager_decomp_partition" in note for note in model.notes)
     assert model.relative_sd > trace_job(job).relative_sd
+
+
+def test_the_trace_counts_identical_blocks():
+    of_depth = (decoder_job(model={"num_layers": depth}) for depth in (2, 8))
+    shallow, deep = (trace_job(dataclasses.replace(job, compile=CompileSettings())) for job in of_depth)
+    assert (shallow.num_blocks, deep.num_blocks) == (0, 8)

@@ -20,12 +20,7 @@ from tests.torch.groups import leave_group
 DECODER = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 50, "max_position_embeddings": 8}
 EAGER = CompileSettings(enabled=False)
 
-
-@pytest.fixture(autouse=True)
-def no_group_left():
-    leave_group()
-    yield
-    leave_group()
+pytestmark = pytest.mark.usefixtures("no_group_left")
 
 
 def job(parallelism: Parallelism, **fields) -> Job:
