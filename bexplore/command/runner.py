@@ -167,7 +167,10 @@ class CommandRunner:
         where the training had come to its end after other sizes, or a signal ended it.
         """
         stopwatch = Stopwatch()
-        held = self._next_of_held(probe, accumulation) or self._open_for_several(probe, accumulation)
+        held = self._next_of_held(probe, accumulation)
+        if held is None:
+            capacity = self._learned.choose_capacity(probe.micro_batch_size, self.settings.candidates)
+            held = self._open(probe, accumulation, capacity)
         self._held = held
         observation = None
         try:
@@ -234,10 +237,6 @@ class CommandRunner:
         settings = self._make_observer_settings(size, accumulation, held.capacity) | {"max_steps": num_steps}
         held.go_on(folder, size, settings, num_steps)
         return held
-
-    def _open_for_several(self, probe: Probe, accumulation: int | None) -> OpenStart:
-        capacity = self._learned.choose_capacity(probe.micro_batch_size, self.settings.candidates)
-        return self._open(probe, accumulation, capacity=capacity)
 
     # -- one start
 

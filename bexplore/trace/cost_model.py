@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -296,7 +296,8 @@ def _weight(at: int, places: Sequence[int], place: int) -> float:
 
 def find_peaks(resident: Sequence[Buffer], events: Sequence[Event], *, past: Sequence[Event] = ()) -> tuple[Peak, ...]:
     """Find the moments that are the highest for some micro-batch size; their maximum at b is the memory needed at b."""
-    start = np.array(_sum_of([*(buffer.size for buffer in resident), *(event.size for event in past)]).as_record())
+    held = [*(buffer.size for buffer in resident), *(event.size for event in past)]
+    start = np.array(sum(held, start=NOTHING).as_record())
     deltas = np.array([event.size.as_record() for event in events]).reshape(-1, 3)
     running = start + np.vstack([np.zeros(3), np.cumsum(deltas, axis=0)])
     return tuple(
@@ -306,10 +307,6 @@ def find_peaks(resident: Sequence[Buffer], events: Sequence[Event], *, past: Seq
         )
         for index in _upper_envelope(running)
     )
-
-
-def _sum_of(sizes: Iterable[Polynomial]) -> Polynomial:
-    return sum(sizes, start=Polynomial())
 
 
 def _whole(value: float) -> float:

@@ -135,7 +135,6 @@ class LifetimeTracker:
         moved = 0 if is_view else sum(tensor.numel() * tensor.itemsize for tensor in tensors)
         self.costs.append(
             Cost(
-                module="",
                 hardware_flops=hardware,
                 model_flops=model,
                 bytes_moved=Polynomial.from_value(moved, self.probe_batch),

@@ -55,7 +55,7 @@ class Cost:
     """Cost of one node of a graph, or of one kernel."""
 
     name: str = ""  # name of the node; a node of the backward graph with the name of a forward one is its recomputation
-    module: str  # modules, as in `Place`
+    module: str = ""  # modules, as in `Place`
     hardware_flops: Polynomial = NOTHING  # operations, recomputation included
     model_flops: Polynomial = NOTHING  # operations without those that fused attention recomputes
     bytes_moved: Polynomial = NOTHING

@@ -298,11 +298,10 @@ def _missing(traced: TracedPass, repeats: list[Repeat], kept_blocks: int) -> Mis
 
 def _sum_costs(costs: list[Cost], missing: Missing) -> Cost:
     """Add up a whole pass: what is in a block counts for all blocks left out that are like it."""
-    total = Cost(module="")
+    total = Cost()
     for cost in costs:
         times = 1 + _times(cost, missing)
         total = Cost(
-            module="",
             hardware_flops=total.hardware_flops + cost.hardware_flops.times(times),
             model_flops=total.model_flops + cost.model_flops.times(times),
             bytes_moved=total.bytes_moved + cost.bytes_moved.times(times),
