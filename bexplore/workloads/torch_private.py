@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -75,27 +75,14 @@ def make_chunks_on_demand() -> Iterator[None]:
         yield
 
 
-class _Chunks(Sequence[torch.Tensor]):
+class _Chunks:
     """The chunks of a tensor, as `torch.chunk` cuts them, and empty ones for ranks without any."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
-        self._tensor = tensor
-        self._num_chunks = num_chunks
-        self._dim = dim
+        self._tensor, self._num_chunks, self._dim = tensor, num_chunks, dim
 
-    def __len__(self) -> int:
-        return self._num_chunks
-
-    @overload
-    def __getitem__(self, index: int) -> torch.Tensor: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[torch.Tensor]: ...
-
-    def __getitem__(self, index: int | slice) -> torch.Tensor | Sequence[torch.Tensor]:
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not 0 <= index < self._num_chunks:
             raise IndexError(index)
         size = self._tensor.size(self._dim)
         length = -(-size // self._num_chunks)

@@ -298,27 +298,6 @@ def _expert_section(model: Section) -> Section:
     return next((part for part in (model.sub("moe"), model.sub("moe_params")) if part.values), model.sub("moe"))
 
 
-def _demonstration(model: Section, data: Section) -> dict[str, Any]:
-    """Read the demonstration of the layers' interface, whose width is `embedding_size`."""
-    fields = model.table(
-        {
-            "vocab_size": size("vocab_size"),
-            "hidden_size": size("embedding_size"),
-            "num_layers": size("num_hidden_layers"),
-            "num_heads": size("num_heads"),
-            "intermediate_size": size("hidden_size"),
-            "activation": word("nonlinearity", "gelu", {"gelu": "gelu", "relu": "relu"}),
-            "dropout": share("dropout"),
-        }
-    )
-    length = sequence_length(model, data, "seq_length", "seq_len")
-    model.ignore("seq_len")
-    model.notice_the_rest()
-    fields |= {"max_position_embeddings": length, "position_embedding": "fixed", "tie_embeddings": False}
-    data_fields = {"vocab_size": fields.get("vocab_size"), "sequence_length": length}
-    return {"workload": "decoder", "model": fields, "data": data_fields, "sequence_length": length}
-
-
 def is_mixture(values: Mapping[str, Any]) -> bool:
     """Return whether a section has several experts, whatever its name."""
     experts = values.get("moe") or values.get("moe_params")
@@ -329,6 +308,6 @@ def is_mixture(values: Mapping[str, Any]) -> bool:
 MIXTURE = Architecture(names=(), shown_by=is_mixture, read=_experts)
 ARCHITECTURES = (
     Architecture(names=("gemma2",), shown_by=has("norm_first_sandwich"), read=_gemma2),
-    Architecture(names=("layers_api_demo",), shown_by=has("embedding_size"), read=_demonstration),
+    Architecture(names=("layers_api_demo",), shown_by=has("embedding_size"), read=refuse("The layers demo")),
     Architecture(names=("dpo",), shown_by=has("dpo"), read=refuse("DPO")),
 )

@@ -88,18 +88,6 @@ TINY: dict[str, Sections] = {
         },
         {},
     ),
-    "layers_api_demo": (
-        {
-            "vocab_size": 26,
-            "embedding_size": 16,
-            "num_heads": 2,
-            "hidden_size": 24,
-            "num_hidden_layers": 2,
-            "dropout": 0.0,
-            "seq_len": 10,
-        },
-        {},
-    ),
 }
 
 _UNNAMED = {key: value for key, value in LLAMA.items() if key != "name"}
@@ -110,6 +98,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "dpo without a name": _UNNAMED | {"dpo": {"beta": 0.2}, "model_name": "llama"},
     "dino": {"name": "dino", "image_model_trunks": [{"image_model": _VIT}]},
     "dit": {"hidden_size": 16, "patch_size": [2, 2], "frequency_embedding_size": 8},
+    "layers_api_demo": {"embedding_size": 16, "num_heads": 2, "hidden_size": 24, "seq_len": 10},
     "fc_mnist": {"name": "fc_mnist", "depth": 2, "hidden_size": 10, "activation_fn": "relu"},
 }
 
