@@ -20,6 +20,7 @@ from bexplore.job.batching import near_value_message, valid_global_batch_sizes
 from bexplore.output.report.files import write_figures, write_text
 from bexplore.output.report.page import html, markdown
 from bexplore.output.report.report_data import read_report_data
+from bexplore.output.table import Table, stdout_width
 from bexplore.output.tables import replay_cost_line, replay_line
 from bexplore.replay.replay import ReplayOptions, replay_table
 from bexplore.run.run_directory import Run, open_run
@@ -177,10 +178,19 @@ def batch_sizes(
         for size in sizes:
             click.echo(json.dumps(dataclasses.asdict(size)))
         return
-    click.echo(f"{'batch_size':>10}  {'accumulation':>12}" + (f"  {'tokens':>14}" if sequence_length else ""))
-    for size in sizes:
-        tokens = f"  {size.num_tokens:>14,}" if size.num_tokens is not None else ""
-        click.echo(f"{size.global_batch_size:>10}  {size.accumulation_steps:>12}{tokens}")
+    table = Table(
+        headings=("batch_size", "accumulation", "tokens"),
+        rows=tuple(
+            (
+                str(size.global_batch_size),
+                str(size.accumulation_steps),
+                "" if size.num_tokens is None else f"{size.num_tokens:,}",
+            )
+            for size in sizes
+        ),
+        is_number=(True,) * 3,
+    )
+    click.echo("\n".join(table.without_empty_columns("").as_lines()))
     if near is not None:
         click.echo(near_value_message(near, micro_batch_size, num_replicas, rule))
 
@@ -198,7 +208,11 @@ def schema(dialect: str | None) -> None:
       bexplore schema --dialect list       the families, their keys and their commands
     """
     if dialect == "list":
-        for family in FAMILIES.values():
-            click.echo(f"{family.name:<18}{family.title:<30}{family.micro_batch_size[0]}")
+        table = Table(
+            headings=("family", "name", "key of the size"),
+            rows=tuple((family.name, family.title, family.micro_batch_size[0]) for family in FAMILIES.values()),
+            is_number=(False,) * 3,
+        )
+        click.echo("\n".join(table.as_lines(stdout_width())))
         return
     click.echo(json.dumps(make_schema() if dialect is None else make_family_schema(find_family(dialect)), indent=2))

@@ -17,6 +17,7 @@ from bexplore.errors import ExitCode, UserInputError
 from bexplore.host.accelerators import DEVICES
 from bexplore.output.bexp import probe_sentence
 from bexplore.output.profile_text import profile_lines
+from bexplore.output.table import stdout_width
 from bexplore.output.tables import devices_table, settings_table, trace_table
 from bexplore.run.event_records import probe_record, profile_record
 from bexplore.search.result import ProbeFinished
@@ -79,7 +80,8 @@ def probe(
     if profile is not None and common.as_json:
         click.echo(json.dumps(profile_record(profile, find_profile_bottlenecks(profile))))
     elif profile is not None:
-        click.echo("\n".join(profile_lines(profile, None if probed.run is None else probed.run.directory)))
+        run_dir = None if probed.run is None else probed.run.directory
+        click.echo("\n".join(profile_lines(profile, run_dir, width=stdout_width())))
     if observation.traceback_text and not observation.is_measured:
         click.echo(observation.traceback_text, err=True)
     if not observation.is_measured:
@@ -145,9 +147,11 @@ def trace(
         for record in records:
             click.echo(json.dumps(record))
     elif "name" in records[0]:  # of variants
-        click.echo(settings_table(records))
+        click.echo(settings_table(records, width=stdout_width()))
     else:
-        click.echo(devices_table(records) if len(records) > 1 else trace_table(records[0]))
+        several = len(records) > 1
+        width = stdout_width()
+        click.echo(devices_table(records, width=width) if several else trace_table(records[0], width=width))
 
 
 def _numbers(text: str | None, *, option: str, example: str, most: int = 10**9) -> tuple[int, ...] | None:

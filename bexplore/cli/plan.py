@@ -23,6 +23,7 @@ from bexplore.cli.plan_options import (
 )
 from bexplore.errors import UserInputError
 from bexplore.output.plan_table import plan_table
+from bexplore.output.table import stdout_width
 from bexplore.planning.api import is_run, open_source, plan_from
 from bexplore.planning.request import PlanRequest, Work
 
@@ -80,9 +81,12 @@ def plan(source: Path, common: Common, **options: Any) -> None:
             on_progress=common.report_wait,
         )
         plans = plan_from(found, request, network=network)
-    lines = [json.dumps(record) for record in plans.records()] if common.as_json else [plan_table(plans)]
-    for line in lines:
-        click.echo(name_options(line))
+    if common.as_json:
+        texts = [json.dumps(record) for record in plans.records()]
+    else:
+        texts = [plan_table(plans, width=stdout_width())]
+    for text in texts:
+        click.echo(name_options(text))
 
 
 # Option -> how its text is read.

@@ -22,6 +22,7 @@ from bexplore.emulated_gpu import describe_tools
 from bexplore.emulated_gpu.config_environment import build_environment
 from bexplore.engine.process.rank_listener import KEY_VARIABLE
 from bexplore.errors import ExitCode, UserInputError
+from bexplore.output.table import Table, stdout_width
 
 _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "red"}
 
@@ -76,8 +77,8 @@ def init(context: click.Context, source: Path | None, output: Path | None, force
 
 def _example(name: str, output: Path | None, *, force: bool) -> None:
     if not name:
-        for known, about in starter.list_examples().items():
-            click.echo(f"{known:<14} {about}")
+        table = Table(headings=("", ""), rows=tuple(starter.list_examples().items()), is_number=(False, False))
+        click.echo("\n".join(table.as_lines(stdout_width())))
         return
     texts = starter.read_example(name)
     targets = [output or path if number == 0 else path for number, path in enumerate(texts)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bexplore.guard import Finding, Report, Status, Verdict
-from bexplore.output.tables import markdown_cell
+from bexplore.output.table import Table, markdown_cell
 from bexplore.units import format_seconds
 
 MARKS = {
@@ -44,12 +44,14 @@ def guard_markdown(report: Report) -> str:
     lines.append(f"`{report.config}` against `{report.reference}`: {MEANINGS[report.verdict]}.")
     changed = [one for one in report.findings if one.status is not Status.SAME]
     if changed:
-        lines += ["", "| | fact | before | now | what changed |", "|---|---|---|---|---|"]
-        lines += [
-            f"| {MARKS[one.status]} | {one.title} | {markdown_cell(one.before)} | {markdown_cell(one.after)} "
-            f"| {'<br>'.join(map(markdown_cell, one.details))} |"
-            for one in changed
-        ]
+        table = Table(
+            headings=("", "fact", "before", "now", "what changed"),
+            rows=tuple(
+                (MARKS[one.status], one.title, one.before, one.after, "<br>".join(one.details)) for one in changed
+            ),
+            is_number=(False,) * 5,
+        )
+        lines += ["", *table.as_markdown()]
     notes = [*report.job_changes, *report.toolchain_changes, *_not_compared(report), *report.advice]
     lines += ["", *(f"- {markdown_cell(note)}" for note in notes)] if notes else []
     return "\n".join(lines) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from bexplore.output.table import Table
 from bexplore.planning.costs import OtherSettings
 from bexplore.planning.plan import SECONDS_PER_DAY, Plans
 from bexplore.planning.step import Plan
@@ -12,19 +13,21 @@ from bexplore.units import format_count, format_seconds, format_share
 _NO_VALUE = "-"
 
 
-def plan_table(plans: Plans) -> str:
+def plan_table(plans: Plans, *, width: int | None = None) -> str:
     """Return the plans as lines: a table, what each rests on, its cautions, and what other settings change."""
     costs = plans.costs
     shown = [_cells(plan) for plan in plans.plans]
-    heads = [head for head in _HEADS if any(row[head] != _NO_VALUE for row in shown)]
-    widths = [max(len(head), *(len(row[head]) for row in shown)) for head in heads]
-    rows = [_line(heads, widths), *(_line([row[head] for head in heads], widths) for row in shown)]
+    table = Table(
+        headings=_HEADS,
+        rows=tuple(tuple(row[head] for head in _HEADS) for row in shown),
+        is_number=(True,) * len(_HEADS),
+    ).without_empty_columns(_NO_VALUE)
     return "\n".join(
         [
             costs.title,
             f"step times {costs.origin}",
             "",
-            *rows,
+            *table.as_lines(width),
             *(f"  {one.devices}, batch {one.batch_size}: {one.reason}; {one.hint}" for one in plans.refused),
             "",
             *_basis(plans.plans),
@@ -104,10 +107,6 @@ def days_of(seconds: float) -> str:
 def _share(plan: Plan, part_s: float | None) -> str | None:
     share = plan.share(part_s)
     return None if share is None else format_share(max(0.0, share))
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
 def _basis(plans: Sequence[Plan]) -> Iterator[str]:

@@ -11,17 +11,17 @@ from pathlib import Path
 from bexplore.diagnosis.profiled import NetworkEvidence, find_network_bottlenecks, find_profile_bottlenecks
 from bexplore.errors import BexploreError
 from bexplore.measurement.profile import REGIONS, Profile, ProfiledCollective, ProfiledKernel
+from bexplore.output.table import Table
 from bexplore.planning.api import read_source
 from bexplore.planning.costs import StepCosts
 from bexplore.planning.network import Collective, NetworkFigures, find_communication
 from bexplore.run.run_directory import Run, open_run
 from bexplore.units import counted, format_bytes, format_seconds, format_share
 
-HEADS = ("self time", "share", "calls", "of", "name")
 LONGEST_NAME = 80  # characters; names of fused kernels list all that they fuse
 
 
-def profile_lines(profile: Profile, run_dir: Path | None) -> Iterator[str]:
+def profile_lines(profile: Profile, run_dir: Path | None, *, width: int | None = None) -> Iterator[str]:
     """Yield the regions of a step, the longest kernels or operators, what limits them, and the files.
 
     Args:
@@ -30,8 +30,7 @@ def profile_lines(profile: Profile, run_dir: Path | None) -> Iterator[str]:
     yield ""
     yield regions_sentence(profile)
     yield ""
-    for self_time, share, calls, kind, name in (HEADS, *kernel_rows(profile)):
-        yield f"  {self_time:>10}  {share:>6}  {calls:>7}  {kind:<8}  {name}"
+    yield from kernels_table(profile).as_lines(width)
     yield ""
     network = None if run_dir is None else network_evidence(open_run(run_dir))
     for item in (*find_profile_bottlenecks(profile, network), *find_network_bottlenecks(network)):
@@ -56,13 +55,17 @@ def regions_sentence(profile: Profile) -> str:
     )
 
 
-def kernel_rows(profile: Profile) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield the longest kernels, then operators: self time in a step, share of their kind, calls, kind, name.
+def kernels_table(profile: Profile) -> Table:
+    """Return the longest kernels, then operators: self time in a step, share of their kind, calls, kind, name.
 
     The time of an operator is its own on a CPU, and that of the kernels that it launches on an accelerator.
     """
-    yield from (_row(one, "kernel" if profile.is_on_device else "operator") for one in profile.top)
-    yield from (_row(one, "operator") for one in profile.operators)
+    kind = "kernel" if profile.is_on_device else "operator"
+    return Table(
+        headings=("self time", "share", "calls", "of", "name"),
+        rows=(*(_row(one, kind) for one in profile.top), *(_row(one, "operator") for one in profile.operators)),
+        is_number=(True, True, True, False, False),
+    )
 
 
 def _row(one: ProfiledKernel, kind: str) -> tuple[str, str, str, str, str]:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from bexplore.config.variants import name_settings
+from bexplore.output.table import Table
 from bexplore.run.parts.choice import FrontPoint
 from bexplore.run.parts.row import Row
 from bexplore.run.result import RunResult
@@ -44,7 +45,7 @@ def summary_text(
         stopped = result.search.stop_words(view)
         return "\n".join([f"No recommendation: {stopped}.", *rows, f"Results: {result.run_dir}"])
     keeping = keeping_sentence(result, target_confidence)
-    front = front_table(result, tolerance)
+    front = front_table(result, tolerance).as_lines() if result.choice.settings and result.choice.pareto_front else []
     first, *rest = (paste or f"{yaml_key}: {result.micro_batch_size}").splitlines()
     return "\n".join(
         [
@@ -53,9 +54,10 @@ def summary_text(
             "",
             *map(_line, result.rows(view)),
             "",
-            *([*front, ""] if front else []),
+            *(["Memory against speed, where nothing else is better in both:", *front, ""] if front else []),
             "Valid global batch sizes:",
-            *_batch_table(result),
+            *batch_sizes_table(result).as_lines(),
+            *([f"  {result.batch.batch_message}"] if result.batch.batch_message else []),
             "",
             f"Results: {result.run_dir}",
             *([f"Report:  {report}"] if report else []),
@@ -125,22 +127,26 @@ def _warm_start(artifacts_dir: str | None) -> list[str]:
     ]
 
 
-def _batch_table(result: RunResult) -> list[str]:
-    sizes = result.batch.global_batch_sizes
-    columns = [
-        ("batch_size", 10, [str(size.global_batch_size) for size in sizes]),
-        ("accumulation", 12, [str(size.accumulation_steps) for size in sizes]),
-    ]
-    if any(size.num_tokens for size in sizes):
-        columns.append(("tokens", 12, [f"{size.num_tokens:,}" for size in sizes]))
-    if any(size.step_time_s for size in sizes):
-        columns.append(("step time", 12, [format_seconds(size.step_time_s) for size in sizes]))
-    rows = ["".join(f"  {name:>{width}}" for name, width, _ in columns)]
-    for index, size in enumerate(sizes):
-        row = "".join(f"  {cells[index]:>{width}}" for _, width, cells in columns)
-        timed = ", a real step was timed" if size.is_measured else ""
-        rows.append(row + (f"  <- yours{timed}" if size.global_batch_size == result.batch.batch_size else ""))
-    return rows + ([f"  {result.batch.batch_message}"] if result.batch.batch_message else [])
+def batch_sizes_table(result: RunResult) -> Table:
+    """Return the global batch sizes that are valid with the recommended size; the user's own is marked."""
+    sizes, own = result.batch.global_batch_sizes, result.batch.batch_size
+    marked = next((index for index, size in enumerate(sizes) if size.global_batch_size == own), None)
+    is_measured = marked is not None and sizes[marked].is_measured
+    return Table(
+        headings=("batch_size", "accumulation", "tokens", "step time"),
+        rows=tuple(
+            (
+                str(size.global_batch_size),
+                str(size.accumulation_steps),
+                f"{size.num_tokens:,}" if size.num_tokens else "",
+                format_seconds(size.step_time_s) if size.step_time_s else "",
+            )
+            for size in sizes
+        ),
+        is_number=(True,) * 4,
+        highlighted=marked,
+        mark="yours, a real step was timed" if is_measured else "yours",
+    ).without_empty_columns("")
 
 
 def keeping_sentence(result: RunResult, target_confidence: float | None) -> str | None:
@@ -171,21 +177,26 @@ def keeping_sentence(result: RunResult, target_confidence: float | None) -> str 
     return text if is_sure else f"{text} explore.candidates: {rule} tries only such sizes."
 
 
-def front_table(result: RunResult, tolerance: float) -> list[str]:
-    """Return the lines of the front of memory against speed; none for a job with one variant."""
-    points = shown_points(result, tolerance)
-    if not result.choice.settings or not points:
-        return []
-    names = [name_settings(point.settings) for point in points]
-    width = max(map(len, names))
-    rows = [
-        f"  {name:<{width}}  {point.micro_batch_size:>5}  {format_bytes(point.peak_memory_bytes):>11}  "
-        f"{point.samples_per_s:>9.4g}  {'ran' if point.ran else 'predicted'}"
-        f"{'  <- recommended' if result.choice.is_recommended(point, result.micro_batch_size) else ''}"
-        for name, point in zip(names, points, strict=True)
-    ]
-    head = f"  {'settings':<{width}}  {'size':>5}  {'peak memory':>11}  {'samples/s':>9}"
-    return ["Memory against speed, where nothing else is better in both:", head, *rows]
+def front_table(result: RunResult, tolerance: float, *, most: int = MAX_POINTS) -> Table:
+    """Return the front of memory against speed; no rows for a job with one variant."""
+    points = shown_points(result, tolerance, most=most)
+    recommended = (result.choice.is_recommended(point, result.micro_batch_size) for point in points)
+    return Table(
+        headings=("settings", "size", "peak memory", "samples/s", ""),
+        rows=tuple(
+            (
+                name_settings(point.settings),
+                str(point.micro_batch_size),
+                format_bytes(point.peak_memory_bytes),
+                f"{point.samples_per_s:.4g}",
+                "ran" if point.ran else "predicted",
+            )
+            for point in points
+        ),
+        is_number=(False, True, True, True, False),
+        highlighted=next((index for index, is_best in enumerate(recommended) if is_best), None),
+        mark="recommended",
+    )
 
 
 def shown_points(result: RunResult, tolerance: float, *, most: int = MAX_POINTS) -> Sequence[FrontPoint]:

@@ -8,18 +8,29 @@ from typing import Any
 
 from bexplore.job import Parallelism
 from bexplore.job.batching import MAX_SAMPLES
+from bexplore.output.table import Table
 from bexplore.units import counted, format_bytes, format_seconds
 
 MAX_SIZES = 5  # columns of the table of sizes by settings
 
 
-def markdown_cell(text: str) -> str:
-    """Return a text as a cell of a Markdown table takes it."""
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def trace_table(record: Mapping[str, Any]) -> str:
-    """Return the table of a `trace` event."""
+def trace_table(record: Mapping[str, Any], *, width: int | None = None) -> str:
+    """Return the table of a `trace` event, in lines of at most `width` characters."""
+    shorter = _shorter(record)
+    table = Table(
+        headings=("micro_batch_size", "peak memory", "fits", *(f"{length} tokens" for length in shorter)),
+        # the peak before "fits" is that of the longest samples
+        rows=tuple(
+            (
+                size,
+                format_bytes(peak),
+                "yes" if _fits(record, size) else "no",
+                *(format_bytes(peaks[size]) for peaks in shorter.values()),
+            )
+            for size, peak in record["peak_memory_bytes"].items()
+        ),
+        is_number=(True, True, False, *(True for _ in shorter)),
+    )
     largest = record["max_micro_batch_size"]
     bound = " (the largest that may be tried)" if largest in (record["bounds"][1], MAX_SAMPLES) else ""
     lines = [
@@ -30,26 +41,11 @@ def trace_table(record: Mapping[str, Any]) -> str:
         f"{2 * record['relative_sd']:.0%} (two standard deviations)",
         f"memory budget {format_bytes(record['memory_budget_bytes'])}: {record['why_budget']}",
         "",
-        f"  {'micro_batch_size':>16}  {'peak memory':>12}  fits{_heads_of_lengths(record)}",
-        *(
-            f"  {size:>16}  {format_bytes(peak):>12}  {'yes' if _fits(record, size) else 'no':<4}"
-            f"{_cells_of_lengths(record, size)}".rstrip()
-            for size, peak in record["peak_memory_bytes"].items()
-        ),
+        *table.as_lines(width),
         "",
         f"Largest size that fits: {largest}{bound}" if largest else "Not even the smallest size fits.",
     ]
     return "\n".join([*lines, *_notes([record])])
-
-
-def _heads_of_lengths(record: Mapping[str, Any]) -> str:
-    """Return the heads of the columns of shorter batches; the peak before them is that of the longest."""
-    return "".join(f"  {length + ' tokens':>12}" for length in _shorter(record))
-
-
-def _cells_of_lengths(record: Mapping[str, Any], size: str) -> str:
-    peaks = _shorter(record)
-    return "".join(f"  {format_bytes(peaks[length][size]):>12}" for length in peaks)
 
 
 def _shorter(record: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
@@ -58,7 +54,7 @@ def _shorter(record: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
     return {length: peaks for length, peaks in by_length.items() if int(length) < longest}
 
 
-def devices_table(records: Sequence[Mapping[str, Any]]) -> str:
+def devices_table(records: Sequence[Mapping[str, Any]], *, width: int | None = None) -> str:
     """Return the table of `trace` events of one job on several numbers of devices: a row a size, a column a number.
 
     Args:
@@ -66,11 +62,20 @@ def devices_table(records: Sequence[Mapping[str, Any]]) -> str:
     """
     first = records[0]
     heads = [counted(record["num_devices"], "device") for record in records]
-    rows = [
-        [size, *(_marked(record, size) for record in records), _fits_from(records, size)]
-        for size in first["peak_memory_bytes"]
-    ]
     largest = [f"{record['max_micro_batch_size'] or 'none'}  " for record in records]
+    blank = ("",) * (len(records) + 2)
+    table = Table(
+        headings=("micro_batch_size", *(f"{head}  " for head in heads), "fits"),
+        rows=(
+            *(
+                (size, *(_marked(record, size) for record in records), _fits_from(records, size))
+                for size in first["peak_memory_bytes"]
+            ),
+            blank,
+            ("largest that fits", *largest, ""),
+        ),
+        is_number=(True, *(True for _ in records), False),
+    )
     lines = [
         f"{first['num_parameters']:,} parameters, memory of one rank, to within {2 * first['relative_sd']:.0%} (two "
         f"standard deviations) of the program for {first['device_name'] or 'the CPU'}",
@@ -80,42 +85,40 @@ def devices_table(records: Sequence[Mapping[str, Any]]) -> str:
             lambda record: f"memory budget {format_bytes(record['memory_budget_bytes'])}: {record['why_budget']}",
         ),
         "",
-        _row(["micro_batch_size", *(f"{head}  " for head in heads), "fits"]),
-        *map(_row, rows),
-        "",
-        _row(["largest that fits", *largest, ""]),
+        *table.as_lines(width),
         "",
         "* is more than the memory budget",
     ]
     return "\n".join([*lines, *_notes(records)])
 
 
-def settings_table(records: Sequence[Mapping[str, Any]]) -> str:
+def settings_table(records: Sequence[Mapping[str, Any]], *, width: int | None = None) -> str:
     """Return the table of `trace` events of a job's variants: a row for each, the file's own settings first."""
     first = records[0]
     sizes = _spread(list(first["peak_memory_bytes"]))
-    width = max(len("settings"), *(len(record["name"]) for record in records))
-    head = "".join(f"  {f'peak at {size}':>14}" for size in sizes)
+    table = Table(
+        headings=("settings", "largest that fits", "operations", *(f"peak at {size}  " for size in sizes)),
+        rows=tuple((record["name"], *_cells_of_variant(record, sizes)) for record in records),
+        is_number=(False, True, True, *(True for _ in sizes)),
+    )
     lines = [
         f"{first['num_parameters']:,} parameters, memory to within {2 * first['relative_sd']:.0%} (two standard "
         f"deviations) of the program for {first['device_name'] or 'the CPU'}",
         f"memory budget {format_bytes(first['memory_budget_bytes'])}: {first['why_budget']}",
         "",
-        f"  {'settings':<{width}}  {'largest that fits':>17}  {'operations':>10}{head}",
-        *(f"  {record['name']:<{width}}  {_cells_of_variant(record, sizes)}" for record in records),
+        *table.as_lines(width),
         "",
         "operations of a pass are those over the file's own settings; * is more than the memory budget",
     ]
     return "\n".join([*lines, *_notes(records)])
 
 
-def _cells_of_variant(record: Mapping[str, Any], sizes: Sequence[str]) -> str:
+def _cells_of_variant(record: Mapping[str, Any], sizes: Sequence[str]) -> tuple[str, ...]:
     if record["peak_memory_bytes"] is None:
-        return f"cannot be traced: {record['reason']}"
+        return (f"cannot be traced: {record['reason']}",)
     operations = record["operations_over_file"]
     over = "unknown" if operations is None else f"{operations:.2f}x"
-    peaks = "".join(f"  {_marked(record, size):>14}" for size in sizes)
-    return f"{record['max_micro_batch_size'] or 'none':>17}  {over:>10}{peaks}".rstrip()
+    return str(record["max_micro_batch_size"] or "none"), over, *(_marked(record, size) for size in sizes)
 
 
 def _spread(sizes: Sequence[str]) -> list[str]:
@@ -124,11 +127,6 @@ def _spread(sizes: Sequence[str]) -> list[str]:
         return list(sizes)
     step = (len(sizes) - 1) / (MAX_SIZES - 1)
     return [sizes[round(number * step)] for number in range(MAX_SIZES)]
-
-
-def _row(cells: Sequence[str]) -> str:
-    size, *peaks, fits = cells
-    return "  ".join([f"  {size:>17}", *(f"{peak:>14}" for peak in peaks), fits]).rstrip()
 
 
 def _marked(record: Mapping[str, Any], size: str) -> str:

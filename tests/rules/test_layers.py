@@ -42,7 +42,7 @@ ORDER = {
     "actions": "apply probe trace doctor",
     "planning": "network network_timing request costs layout step cautions plan sources api",
     "guard": "report baseline reference timing compare sizes snapshot pairs guard",
-    "output": "plot tables guard_table guard_ci plan_table event_files bexp profile_text "
+    "output": "table plot tables guard_table guard_ci plan_table event_files bexp profile_text "
     "summary live_view console report",
     "cli": "streams field_names entry options setup apply explore guard one_shot plan_options plan network offline",
 }

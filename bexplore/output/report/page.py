@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -18,12 +17,12 @@ from bexplore.diagnosis.profiled import find_network_bottlenecks, find_profile_b
 from bexplore.measurement.probe import Observation, compare_sizes
 from bexplore.output import summary
 from bexplore.output.plan_table import plan_rows
-from bexplore.output.profile_text import HEADS, kernel_rows, network_evidence, regions_sentence
+from bexplore.output.profile_text import kernels_table, network_evidence, regions_sentence
 from bexplore.output.report.figure import Figure
 from bexplore.output.report.figures import figures
 from bexplore.output.report.report_data import ReportData, SizeData
 from bexplore.output.report.svg import SHAPES, draw
-from bexplore.output.tables import markdown_cell
+from bexplore.output.table import Table
 from bexplore.run.facts import estimated
 from bexplore.run.parts.checks import Bottleneck
 from bexplore.run.parts.row import Row
@@ -34,35 +33,9 @@ from bexplore.units import counted, format_bytes, format_seconds
 UNKNOWN = "–"
 NUM_BUFFERS = 10  # places that are listed by name; the rest is summed
 SMALLEST_TERAFLOPS = 0.1  # below, operations are shown in GFLOP/s
-# Fewest columns, and the CSS class of such a table: its rows become cards below 1000 pixels, below 600, or never.
-CARDS = ((7, "many"), (5, "some"), (0, "few"))
 # Labels of rows that stand apart in the report: in its first lines, its warnings, its list of limits or its probes.
 SHOWN_ELSEWHERE = ("why", "score", "memory", "smaller size", "training", "limits", "warning", "failed")
 WIDE, NARROW = (760, 380), (370, 380)  # pixels; the page shows one of the two drawings, by its width
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Rows of text under headings.
-
-    Attributes:
-        headings: One per column; empty for none.
-        rows: One cell per column.
-        highlighted: Index of the row to highlight; None for none.
-        is_number: Whether a column is aligned right, one per column.
-        remarks: A sentence below each row, or no sentences at all.
-    """
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    highlighted: int | None = None
-    is_number: tuple[bool, ...] = ()
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def layout(self) -> str:
-        """Return the CSS class that decides below which width rows become cards, so that no column is cut."""
-        return next(name for fewest, name in CARDS if len(self.headings) >= fewest)
 
 
 def html(data: ReportData) -> str:
@@ -78,7 +51,7 @@ def html(data: ReportData) -> str:
         environment=environment_table(data),
         buffers=buffers(data),
         regions=None if data.profile is None else regions_sentence(data.profile),
-        kernels=kernels_table(data),
+        kernels=None if data.profile is None else kernels_table(data.profile),
         version=__version__,
     )
 
@@ -97,7 +70,7 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         keep_trailing_newline=".md." in name,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "cell": markdown_cell}
+    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "table": _html_table}
     environment.globals["counted"] = counted
     template = environment.from_string((files("bexplore.output.report") / name).read_text(encoding="utf-8"))
     return template.render(
@@ -111,14 +84,18 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         answer=data.result.answer,
         settings_words=data.result.choice.words,
         base_words=data.result.choice.base_words,
-        points=front_points(data),
+        points=summary.front_table(data.result, data.tolerance, most=len(data.result.choice.pareto_front)),
         sizes=sizes_table(data),
         comparisons=comparisons_table(data),
-        batch_sizes=batch_sizes_table(data),
+        batch_sizes=summary.batch_sizes_table(data.result),
         plan=plan_report_table(data),
         outcomes=outcomes(data),
         **values,
     )
+
+
+def _html_table(table: Table, caption: str) -> Markup:
+    return Markup(table.as_html(caption))
 
 
 def found_rows(data: ReportData) -> tuple[Row, ...]:
@@ -194,13 +171,12 @@ def sizes_table(data: ReportData) -> Table:
         ("resident memory", [_bytes(item.observation.resident_memory_bytes) for item in sizes]),
         ("program", [item.observation.program_name for item in sizes]),
     ]
-    kept = [(name, cells) for name, cells in columns if any(cell != UNKNOWN for cell in cells)]
     return Table(
-        headings=tuple(name for name, _ in kept),
-        rows=tuple(zip(*(cells for _, cells in kept), strict=True)),
+        headings=tuple(name for name, _ in columns),
+        rows=tuple(zip(*(cells for _, cells in columns), strict=True)),
         highlighted=best,
-        is_number=tuple(name != "program" for name, _ in kept),
-    )
+        is_number=tuple(name != "program" for name, _ in columns),
+    ).without_empty_columns(UNKNOWN)
 
 
 def comparisons_table(data: ReportData) -> Table:
@@ -253,63 +229,10 @@ def probes_table(data: ReportData) -> Table:
     )
 
 
-def front_points(data: ReportData) -> Table:
-    """Return the points of the front of memory against speed; no rows for a job with one variant."""
-    points = summary.shown_points(data.result, data.tolerance, most=len(data.result.choice.pareto_front))
-    best = (
-        index for index, point in enumerate(points) if data.result.choice.is_recommended(point, data.micro_batch_size)
-    )
-    return Table(
-        headings=("settings", "size", "peak memory", "samples/s", ""),
-        rows=tuple(
-            (
-                name_settings(point.settings),
-                str(point.micro_batch_size),
-                format_bytes(point.peak_memory_bytes),
-                f"{point.samples_per_s:.4g}",
-                "ran" if point.ran else "predicted",
-            )
-            for point in points
-        ),
-        highlighted=next(best, None),
-        is_number=(False, True, True, True, False),
-    )
-
-
-def batch_sizes_table(data: ReportData) -> Table:
-    """Return the global batch sizes that are valid with the recommended size."""
-    sizes, own = data.result.batch.global_batch_sizes, data.result.batch.batch_size
-    marked = next((i for i, size in enumerate(sizes) if size.global_batch_size == own), None)
-    rows = tuple(
-        (
-            "yours" if index == marked else "",
-            f"{size.global_batch_size:,}",
-            str(size.accumulation_steps),
-            _or_unknown(size.num_tokens, "{:,}"),
-            UNKNOWN if size.step_time_s is None else format_seconds(size.step_time_s),
-        )
-        for index, size in enumerate(sizes)
-    )
-    headings = ("", "batch_size", "accumulation steps", "tokens a step", "step time")
-    kept = [index for index in range(len(headings)) if any(row[index] not in ("", UNKNOWN) for row in rows)]
-    return Table(
-        headings=tuple(headings[index] for index in kept),
-        rows=tuple(tuple(row[index] for index in kept) for row in rows),
-        highlighted=marked,
-        is_number=tuple(bool(headings[index]) for index in kept),
-    )
-
-
 def plan_report_table(data: ReportData) -> Table:
     """Return the plan of the file's own numbers, a row each value; no rows without one."""
     rows = () if data.plan is None else tuple(plan_rows(data.plan))
     return Table(headings=("", "value"), rows=rows, is_number=(False, True))
-
-
-def kernels_table(data: ReportData) -> Table:
-    """Return the longest kernels or operators of the last profile; no rows without one."""
-    rows = () if data.profile is None else tuple(kernel_rows(data.profile))
-    return Table(headings=HEADS, rows=rows, is_number=(True, True, True, False, False))
 
 
 def environment_table(data: ReportData) -> Table:

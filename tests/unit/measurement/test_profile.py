@@ -23,7 +23,7 @@ from bexplore.measurement.profile import (
     read_profile,
     read_trace,
 )
-from bexplore.output.profile_text import kernel_rows, regions_sentence
+from bexplore.output.profile_text import kernels_table, regions_sentence
 
 
 def span(name: str, start: float, length: float, cat: str = "cpu_op", tid: int = 1) -> dict:
@@ -84,7 +84,7 @@ def test_operators_beside_kernels_have_the_time_of_the_kernels_that_they_launch(
     ]
     found = profile(events)
     assert {one.name: one.self_s for one in found.operators} == pytest.approx({"aten::mm": 4e-4, "aten::add": 1e-4})
-    assert [row[3] for row in kernel_rows(found)] == ["kernel"] * 3 + ["operator"] * 2
+    assert [row[3] for row in kernels_table(found).rows] == ["kernel"] * 3 + ["operator"] * 2
     assert profile([STEP_OF_1000, span("aten::mm", 0, 1)]).operators == ()
 
 
@@ -285,4 +285,4 @@ def test_a_record_of_a_profile_gives_it_back():
 
 def test_long_names_of_kernels_are_cut_for_a_terminal():
     found = profile(kernels(("triton_" + 300 * "x", 0, 950)))
-    assert len(next(kernel_rows(found))[4]) < 90
+    assert len(kernels_table(found).rows[0][4]) < 90

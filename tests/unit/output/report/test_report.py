@@ -11,7 +11,8 @@ from bexplore.measurement.probe import Observation
 from bexplore.output.report.figure import Band
 from bexplore.output.report.figures import figures
 from bexplore.output.report.files import ReportFile, html, read_report_data
-from bexplore.output.report.page import batch_sizes_table, comparisons_table, markdown, probes_table
+from bexplore.output.report.page import comparisons_table, markdown, probes_table
+from bexplore.output.summary import batch_sizes_table
 from bexplore.run.events import Finished
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
@@ -223,10 +224,10 @@ def test_what_must_be_known_of_a_probe_stands_below_its_row_and_its_answer_is_ma
     assert {len(row) for row in table.rows} == {len(table.headings)}
 
 
-def test_the_mark_of_the_users_batch_size_is_the_first_thing_in_its_row(tmp_path):
-    table = batch_sizes_table(read_report_data(make_run(tmp_path)))
+def test_the_users_batch_size_is_marked(tmp_path):
+    table = batch_sizes_table(read_report_data(make_run(tmp_path)).result)
 
-    assert table.rows[0][:2] == ("yours", "64")
+    assert (table.highlighted, table.rows[0][0], table.mark) == (0, "64", "yours")
 
 
 def test_a_full_budget_is_told_in_words(tmp_path):
