@@ -18,7 +18,7 @@ from bexplore.host.secret_values import MASK, hidden, hidden_words
 from bexplore.job import Job, Mode, Precision, device_kind
 from bexplore.job.batching import Divisibility, divide_among_replicas
 
-__all__ = ["Config", "ExploreSettings", "JobVariant", "Request", "RequestKind"]
+__all__ = ["Config", "ExploreSettings", "JobVariant", "RequestKind", "SizeRequest"]
 
 
 MICRO_BATCH_TOKENS = "micro_batch_tokens"
@@ -34,7 +34,7 @@ class RequestKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class SizeRequest:
     """The user's `micro_batch_size`.
 
     Attributes:
@@ -94,7 +94,7 @@ class Config:
     path: Path
     layout: str
     mode: Mode
-    request: Request
+    request: SizeRequest
     batch_size: int | None
     num_replicas: int
     model_dir: str

@@ -110,7 +110,7 @@ def _word(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class SettingAxis:
     """One key of `explore.settings` with the values to choose from, and where they stand."""
 
     key: str  # dotted, of the section `explore`
@@ -123,7 +123,7 @@ class Axis:
         return self.path if self.is_fixed else (*self.path, index)
 
 
-def read_axes(problems: Problems) -> tuple[Axis, ...]:
+def read_axes(problems: Problems) -> tuple[SettingAxis, ...]:
     """Return the keys of `explore.settings` with their values; none where it is absent, wrong or `auto`.
 
     A single value is put where the key itself stands: the job is then read as if the file said so.
@@ -140,7 +140,7 @@ def read_axes(problems: Problems) -> tuple[Axis, ...]:
 
 
 def find_variants(
-    problems: Problems, settings: ExploreSettings, axes: Sequence[Axis], own: Job, job_of: JobOf
+    problems: Problems, settings: ExploreSettings, axes: Sequence[SettingAxis], own: Job, job_of: JobOf
 ) -> tuple[JobVariant, ...]:
     """Return the variants of a job, its own settings first; none where there is nothing to choose from."""
     against = find_contradiction(own)
@@ -185,7 +185,7 @@ def _flat(section: Mapping[str, Any]) -> Iterator[tuple[str, Any, KeyPath]]:
         yield from walk(str(name), value, (*_SETTINGS, name))
 
 
-def _axis(problems: Problems, key: str, value: Any, path: KeyPath) -> Axis | None:
+def _axis(problems: Problems, key: str, value: Any, path: KeyPath) -> SettingAxis | None:
     if key not in KEYS and key.removeprefix(ARGUMENT) == key:
         near = close_match(key, [*KEYS, f"{ARGUMENT}NAME"])
         hint = f"did you mean {near}?" if near else f"known here: {', '.join(KEYS)}, {ARGUMENT}NAME"
@@ -200,7 +200,7 @@ def _axis(problems: Problems, key: str, value: Any, path: KeyPath) -> Axis | Non
         problems.error(path, f"{key} has no value to choose from", "list some, or remove it")
         return None
     is_list = isinstance(value, list)
-    axis = Axis(key=key, values=tuple(value) if is_list else (value,), path=path, is_fixed=not is_list)
+    axis = SettingAxis(key=key, values=tuple(value) if is_list else (value,), path=path, is_fixed=not is_list)
     for index, one in enumerate(axis.values):
         if key == "compile.enabled" and one == "both":
             rule = "compile.enabled: both compares two programs at the end, and is none of them"
@@ -209,7 +209,7 @@ def _axis(problems: Problems, key: str, value: Any, path: KeyPath) -> Axis | Non
     return axis
 
 
-def _put(document: Document, axis: Axis, index: int) -> None:
+def _put(document: Document, axis: SettingAxis, index: int) -> None:
     """Put a value where its key itself stands, so that messages about it name the line of the value."""
     path, compiling = find_key_path(axis.key), document.get(("explore", "compile"))
     if path[1] == "compile" and compiling is not None and not isinstance(compiling, dict):
@@ -219,30 +219,30 @@ def _put(document: Document, axis: Axis, index: int) -> None:
     document.positions[path] = place
 
 
-def _with(problems: Problems, values: Sequence[tuple[Axis, int]]) -> Problems:
+def _with(problems: Problems, values: Sequence[tuple[SettingAxis, int]]) -> Problems:
     changed = copy.deepcopy(problems.document)
     for axis, index in values:
         _put(changed, axis, index)
     return Problems(document=changed)
 
 
-def _check_values(problems: Problems, axis: Axis, job_of: JobOf) -> None:
+def _check_values(problems: Problems, axis: SettingAxis, job_of: JobOf) -> None:
     for index in range(len(axis.values)):
         alone = _with(problems, [(axis, index)])
         job_of(alone)
         problems.found.extend(one for one in alone.found if one not in problems.found)
 
 
-def _automatic(own: Job) -> tuple[Axis, ...]:
+def _automatic(own: Job) -> tuple[SettingAxis, ...]:
     """Return the setting that trades memory for speed in a job and leaves its training as it is."""
     is_compiled = own.compile.enabled and own.compile.backend == "inductor"
     if own.mode is Mode.EVAL or ("step" in own.model and not is_compiled):
         return ()
     key = "activation_memory_budget" if is_compiled else "activation_checkpointing"
-    return (Axis(key=key, values=AUTOMATIC[key], path=_SETTINGS),)
+    return (SettingAxis(key=key, values=AUTOMATIC[key], path=_SETTINGS),)
 
 
-def _combined(problems: Problems, axes: Sequence[Axis], own: Job, job_of: JobOf) -> tuple[JobVariant, ...]:
+def _combined(problems: Problems, axes: Sequence[SettingAxis], own: Job, job_of: JobOf) -> tuple[JobVariant, ...]:
     """Return a variant for each program that the values make, the file's own first."""
     listed = [axis for axis in axes if not axis.is_fixed]
     num_combinations = math.prod(len(axis.values) for axis in listed)
@@ -279,7 +279,7 @@ def _program(job: Job) -> str:
     return json.dumps(job.as_record(), sort_keys=True, default=str)
 
 
-def _variant(job: Job, axes: Sequence[Axis]) -> JobVariant:
+def _variant(job: Job, axes: Sequence[SettingAxis]) -> JobVariant:
     deciding = [axis for axis in axes if job.compile.enabled or axis.key != "compile.mode"]
     values = {axis.key: get_setting(axis.key, job) for axis in deciding if has_setting(axis.key, job)}
     # An argument that the file does not give has the default of the callable.
@@ -287,7 +287,7 @@ def _variant(job: Job, axes: Sequence[Axis]) -> JobVariant:
     return JobVariant(values=values, job=job, name=name)
 
 
-def _refuse(problems: Problems, listed: Sequence[Axis], count: int) -> None:
+def _refuse(problems: Problems, listed: Sequence[SettingAxis], count: int) -> None:
     product = " x ".join(str(len(axis.values)) for axis in listed)
     longest = max(listed, key=lambda axis: len(axis.values))
     problems.error(
@@ -297,7 +297,7 @@ def _refuse(problems: Problems, listed: Sequence[Axis], count: int) -> None:
     )
 
 
-def _notice_without_effect(problems: Problems, listed: Sequence[Axis], jobs: Sequence[Job]) -> None:
+def _notice_without_effect(problems: Problems, listed: Sequence[SettingAxis], jobs: Sequence[Job]) -> None:
     for axis in listed:
         made = {repr(get_setting(axis.key, job)) if has_setting(axis.key, job) else "" for job in jobs}
         if len(axis.values) > 1 and len(made) == 1:

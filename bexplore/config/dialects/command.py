@@ -21,7 +21,7 @@ from bexplore.config.command import (
     is_placeholder,
     is_script,
 )
-from bexplore.config.config import Config, Request, RequestKind
+from bexplore.config.config import Config, RequestKind, SizeRequest
 from bexplore.config.dialects.family import LAUNCHERS, Numbers, add_launcher
 from bexplore.config.dialects.recognition import FamilyFile
 from bexplore.config.document import Document, Problems, dotted_path, is_integer, read_bounds
@@ -339,7 +339,7 @@ def _is_word(value: Any) -> bool:
     return value == "explore" or is_bounded
 
 
-def _read_request(problems: Problems, own: FamilyFile | None, file: CommandFile | None) -> Request:
+def _read_request(problems: Problems, own: FamilyFile | None, file: CommandFile | None) -> SizeRequest:
     """Return the request of the file: a search, unless a family's file has a number and the command no placeholder."""
     document = problems.document
     sizes = [] if file is None else file.paths("micro_batch_size")
@@ -349,11 +349,11 @@ def _read_request(problems: Problems, own: FamilyFile | None, file: CommandFile 
     if not sizes and own is not None and not is_filled:
         number = own.numbers.micro_batch_size
         kind = RequestKind.NONE if number is None else RequestKind.FIXED
-        return Request(kind=kind, value=number, path=path, position=position)
+        return SizeRequest(kind=kind, value=number, path=path, position=position)
     minimum, maximum = (
         read_bounds(problems, (*path, "explore")) if isinstance(document.get(path), Mapping) else (None, None)
     )
-    return Request(kind=RequestKind.EXPLORE, minimum=minimum, maximum=maximum, path=path, position=position)
+    return SizeRequest(kind=RequestKind.EXPLORE, minimum=minimum, maximum=maximum, path=path, position=position)
 
 
 def _check_command(problems: Problems, command: Command, own: FamilyFile | None) -> None:

@@ -155,28 +155,17 @@ def _without_values(dotted: str, written: str) -> str:
     return hidden(f"{dotted}={written}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One mistake: where, the rule with the value, and what to type."""
-
-    where: str
-    line: int
-    rule: str
-    hint: str = ""
-
-
 @dataclass(slots=True, kw_only=True)
 class Problems:
     """All mistakes of a document, so that one error lists them; its warnings do not stop anything."""
 
     document: Document
-    found: list[Problem] = field(default_factory=list)
+    found: list[tuple[int, str, str, str]] = field(default_factory=list)  # line, place, rule with the value, hint
     warnings: list[str] = field(default_factory=list)
 
     def error(self, path: Sequence[str | int], rule: str, hint: str = "") -> None:
         """Note a mistake at a path."""
-        line = self.document.position(path).line or 0
-        problem = Problem(where=self.document.where(path), line=line, rule=rule, hint=hint)
+        problem = (self.document.position(path).line or 0, self.document.where(path), rule, hint)
         if problem not in self.found:
             self.found.append(problem)
 
@@ -189,13 +178,13 @@ class Problems:
     def raise_if_any(self) -> None:
         """Raise one UserInputError that lists all mistakes, in the order of the file."""
         if len(self.found) == 1:
-            only = self.found[0]
-            raise UserInputError(f"{only.where}: {only.rule}", hint=only.hint)
+            _, where, rule, hint = self.found[0]
+            raise UserInputError(f"{where}: {rule}", hint=hint)
         if self.found:
             lines = [f"{len(self.found)} problems in {self.document.path}"]
-            for problem in sorted(self.found, key=lambda problem: problem.line):
-                lines.append(f"  {problem.where}: {problem.rule}")
-                lines.extend([f"      {problem.hint}"] if problem.hint else [])
+            for _, where, rule, hint in sorted(self.found, key=lambda problem: problem[0]):
+                lines.append(f"  {where}: {rule}")
+                lines.extend([f"      {hint}"] if hint else [])
             raise UserInputError("\n".join(lines))
 
 

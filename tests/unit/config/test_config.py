@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bexplore.config.config import Config, ExploreSettings, Request, RequestKind
+from bexplore.config.config import Config, ExploreSettings, RequestKind, SizeRequest
 from bexplore.config.document import Document, Problems
 from bexplore.config.document.reader import YamlReader
 from bexplore.config.json_schema import make_schema
@@ -42,7 +42,7 @@ def config(**fields) -> Config:
         "path": Path("job.yaml"),
         "layout": "test",
         "mode": Mode.TRAIN,
-        "request": Request(kind=RequestKind.EXPLORE),
+        "request": SizeRequest(kind=RequestKind.EXPLORE),
         "batch_size": 240,
         "num_replicas": 2,
         "model_dir": "model_dir",
@@ -212,14 +212,14 @@ def test_a_section_that_is_no_mapping_is_refused():
 
 
 def test_the_bounds_of_the_request_and_of_the_section_both_hold():
-    request = Request(kind=RequestKind.EXPLORE, minimum=2, maximum=64)
+    request = SizeRequest(kind=RequestKind.EXPLORE, minimum=2, maximum=64)
     both = config(request=request, settings=settings("  min: 4\n  max: 100"))
     assert (both.minimum, both.maximum) == (4, 64)
     assert (config().minimum, config().maximum) == (1, None)
 
 
 def test_auto_is_limited_to_divisors():
-    automatic = config(request=Request(kind=RequestKind.AUTO), settings=settings("  candidates: all"))
+    automatic = config(request=SizeRequest(kind=RequestKind.AUTO), settings=settings("  candidates: all"))
     assert automatic.candidates == "divisors"
     assert config().candidates == "all"
 
@@ -265,7 +265,7 @@ def test_float16_becomes_bfloat16_off_cuda_and_says_so():
 
 
 def test_only_explore_and_auto_search():
-    assert [Request(kind=kind).is_search for kind in RequestKind] == [True, True, False, False]
+    assert [SizeRequest(kind=kind).is_search for kind in RequestKind] == [True, True, False, False]
 
 
 def test_a_config_is_frozen():

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bexplore.config.config import Config, Request, RequestKind
+from bexplore.config.config import Config, RequestKind, SizeRequest
 from bexplore.config.dialects.cerebras import decoders, encoders
 from bexplore.config.dialects.cerebras.layout import (
     STEP_KEYS,
-    Layout,
+    FileLayout,
     check_accumulation_flag,
     check_batch,
     check_bounds,
@@ -43,7 +43,7 @@ _MOST_STEPS = 2**31 - 1  # what their runtime counts to
 __all__ = ["SECTIONS", "find_layout", "load"]
 
 
-def find_layout(problems: Problems) -> Layout | None:
+def find_layout(problems: Problems) -> FileLayout | None:
     """Return where the file keeps what is read; None where it is in neither layout."""
     values = problems.document.values
     if values.get("trainer") is not None:
@@ -51,7 +51,7 @@ def find_layout(problems: Problems) -> Layout | None:
     return sections_layout(problems) if {"train_input", "eval_input"}.intersection(values) else None
 
 
-def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | None) -> Config:
+def load(layout: FileLayout, problems: Problems, *, allow_code: bool, mode: Mode | None) -> Config:
     """Return the Config of a file, or raise one error with every mistake."""
     document = problems.document
     for path, known in layout.near_misses.items():
@@ -60,7 +60,7 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
     notice_unbuilt(problems, layout)
     requests = {side: read_request(problems, path) for side, path in layout.micro.items()}
     side = choose_side(problems, requests, mode)
-    request = requests.get(side, Request(kind=RequestKind.NONE))
+    request = requests.get(side, SizeRequest(kind=RequestKind.NONE))
     if request.kind is RequestKind.AUTO and request.position is None:
         problems.warn(layout.data[side], "micro_batch_size is absent, which means auto; type explore to try every size")
     effort = "quick" if request.kind is RequestKind.AUTO else "normal"
@@ -108,7 +108,7 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
 
 
 def _job(
-    layout: Layout,
+    layout: FileLayout,
     problems: Problems,
     side: Mode,
     settings: ExploreSettings,
@@ -139,7 +139,7 @@ def _job(
     return make_described_job(settings, common, _described(layout, problems, layout.data.get(side, ())))
 
 
-def _described(layout: Layout, problems: Problems, data_path: KeyPath) -> dict[str, Any]:
+def _described(layout: FileLayout, problems: Problems, data_path: KeyPath) -> dict[str, Any]:
     model = Section(problems, layout.model)
     architecture = _architecture(model.values)
     read = decoders.read_decoder if architecture is None else architecture.read
@@ -156,7 +156,7 @@ def _architecture(values: Mapping[str, Any]) -> Architecture | None:
     return next((one for one in _ARCHITECTURES if str(name).lower() in one.names), None)
 
 
-def _precision(layout: Layout, problems: Problems) -> Precision:
+def _precision(layout: FileLayout, problems: Problems) -> Precision:
     """Return the number formats of the precision section, else of the model section; else float32."""
     document = problems.document
     if isinstance(document.get(layout.precision), dict):
@@ -260,7 +260,7 @@ def read_optimizer(problems: Problems, path: KeyPath) -> dict[str, Any]:
     return {"optimizer": name, "optimizer_arguments": arguments}
 
 
-def read_max_gradient_norm(problems: Problems, layout: Layout) -> dict[str, Any]:
+def read_max_gradient_norm(problems: Problems, layout: FileLayout) -> dict[str, Any]:
     """Return the field of `Job` of clipping, from the optimizer section or the precision section."""
     for section in (layout.optimizer, layout.precision):
         path = (*section, "max_gradient_norm")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.config.config import MICRO_BATCH_TOKENS, Request, RequestKind
+from bexplore.config.config import MICRO_BATCH_TOKENS, RequestKind, SizeRequest
 from bexplore.config.document import Problems, as_flag, dotted_path, is_integer, read_bounds, require_mapping
 from bexplore.config.document.reader import KeyPath, name_kind, quote
 from bexplore.config.schema import ExploreSettings
@@ -25,7 +25,7 @@ STEP_KEYS = ("num_steps", "max_steps", "num_epochs", "steps_per_epoch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class FileLayout:
     """Paths of the keys that are read, most of which may be absent; `micro` and `data` for each side in the file."""
 
     name: str
@@ -41,7 +41,7 @@ class Layout:
     near_misses: Mapping[KeyPath, tuple[str, ...]]  # sections, each with the keys whose misspellings are reported
 
 
-def sections_layout(problems: Problems) -> Layout:
+def sections_layout(problems: Problems) -> FileLayout:
     """Return the layout with `train_input`, `eval_input`, `model`, `optimizer` and `runconfig`."""
     names = {Mode.TRAIN: "train_input", Mode.EVAL: "eval_input"}
     for name in (*names.values(), "model", "optimizer", "runconfig"):
@@ -49,7 +49,7 @@ def sections_layout(problems: Problems) -> Layout:
     data = {side: (name,) for side, name in names.items() if isinstance(problems.document.get((name,)), dict)}
     if not data and not problems.found:
         problems.error((), "train_input and eval_input are both empty", "write batch_size and micro_batch_size there")
-    return Layout(
+    return FileLayout(
         name="cerebras sections",
         micro={side: (*path, _size_key(problems, path)) for side, path in data.items()},
         data=data,
@@ -68,7 +68,7 @@ def sections_layout(problems: Problems) -> Layout:
     )
 
 
-def trainer_layout(problems: Problems) -> Layout:
+def trainer_layout(problems: Problems) -> FileLayout:
     """Return the layout with one `trainer` section; of a list of trainers, the first."""
     root = _first_trainer(problems)
     init: KeyPath = (*root, "init")
@@ -84,7 +84,7 @@ def trainer_layout(problems: Problems) -> Layout:
     listed = problems.document.get(callbacks)
     if listed is not None and not isinstance(listed, list):
         problems.error(callbacks, f"callbacks must be a list, not {name_kind(listed)}")
-    return Layout(
+    return FileLayout(
         name="cerebras trainer",
         micro={side: _flag_path(problems, callbacks, side, path) for side, path in data.items()},
         data=data,
@@ -178,25 +178,25 @@ _NO_MICRO_BATCHING = ("none", "None", "disable")  # the documentation writes the
 _FORMS = "a positive integer, explore, auto, {explore: {min: N, max: M}} or null"
 
 
-def read_request(problems: Problems, path: KeyPath) -> Request:
+def read_request(problems: Problems, path: KeyPath) -> SizeRequest:
     """Read every form of `micro_batch_size`; an absent one is `auto`, the family's own default."""
     document = problems.document
     position = document.position(path) if document.has(path) else None
     if position is None:
-        return Request(kind=RequestKind.AUTO, path=path)
+        return SizeRequest(kind=RequestKind.AUTO, path=path)
     value = document.get(path)
     if value is None or (isinstance(value, str) and value in _NO_MICRO_BATCHING):
-        return Request(kind=RequestKind.NONE, path=path, position=position)
+        return SizeRequest(kind=RequestKind.NONE, path=path, position=position)
     if isinstance(value, str) and value in ("explore", "auto"):
-        return Request(kind=RequestKind(value), path=path, position=position)
+        return SizeRequest(kind=RequestKind(value), path=path, position=position)
     if is_integer(value) and 1 <= value <= MAX_SAMPLES:
-        return Request(kind=RequestKind.FIXED, value=value, path=path, position=position)
+        return SizeRequest(kind=RequestKind.FIXED, value=value, path=path, position=position)
     minimum, maximum = None, None
     if isinstance(value, dict) and set(value) == {"explore"}:
         minimum, maximum = read_bounds(problems, (*path, "explore"))
     else:
         problems.error(path, f"{path[-1]} must be {_FORMS}, not {quote(value)}", _form_hint(value))
-    return Request(kind=RequestKind.EXPLORE, minimum=minimum, maximum=maximum, path=path, position=position)
+    return SizeRequest(kind=RequestKind.EXPLORE, minimum=minimum, maximum=maximum, path=path, position=position)
 
 
 def _form_hint(value: Any) -> str:
@@ -215,7 +215,7 @@ def _form_hint(value: Any) -> str:
     return "type explore, or a number from 1 up"
 
 
-def choose_side(problems: Problems, requests: Mapping[Mode, Request], mode: Mode | None) -> Mode:
+def choose_side(problems: Problems, requests: Mapping[Mode, SizeRequest], mode: Mode | None) -> Mode:
     """Choose the side to explore: the named one, else the one whose request is the strongest."""
     if mode is not None:
         if mode not in requests:
@@ -230,7 +230,7 @@ def choose_side(problems: Problems, requests: Mapping[Mode, Request], mode: Mode
 
 
 def check_accumulation_flag(
-    problems: Problems, request: Request, global_batch_size: int | None, num_replicas: int
+    problems: Problems, request: SizeRequest, global_batch_size: int | None, num_replicas: int
 ) -> None:
     """Accept `use_cs_grad_accum` where it agrees with the request, and note it where it contradicts it."""
     path = ("runconfig", "use_cs_grad_accum")
@@ -256,7 +256,7 @@ def check_accumulation_flag(
 
 def check_batch(
     problems: Problems,
-    request: Request,
+    request: SizeRequest,
     path: KeyPath,
     global_batch_size: int | None,
     num_replicas: int,
@@ -288,7 +288,7 @@ def check_batch(
         )
 
 
-def check_tokens(problems: Problems, request: Request, batch_path: KeyPath, settings: ExploreSettings) -> None:
+def check_tokens(problems: Problems, request: SizeRequest, batch_path: KeyPath, settings: ExploreSettings) -> None:
     """Check what goes with `micro_batch_tokens`: the lengths of samples, and no number of samples in a batch."""
     if settings.lengths is None:
         problems.error(
@@ -304,7 +304,7 @@ def check_tokens(problems: Problems, request: Request, batch_path: KeyPath, sett
         )
 
 
-def _check_missing_batch(problems: Problems, request: Request, path: KeyPath, settings: ExploreSettings) -> None:
+def _check_missing_batch(problems: Problems, request: SizeRequest, path: KeyPath, settings: ExploreSettings) -> None:
     explores = request.kind is RequestKind.EXPLORE
     if request.kind is RequestKind.AUTO:
         what = "auto needs" if request.position is not None else "an absent micro_batch_size means auto, which needs"
@@ -318,7 +318,7 @@ def _check_missing_batch(problems: Problems, request: Request, path: KeyPath, se
     problems.error(path, rule, "type batch_size: 64, for example")
 
 
-def check_bounds(problems: Problems, request: Request, settings: ExploreSettings) -> None:
+def check_bounds(problems: Problems, request: SizeRequest, settings: ExploreSettings) -> None:
     """Check that the bounds of the request and those of `explore:` overlap."""
     low = max(request.minimum or 1, settings.min or 1)
     high = min(request.maximum or MAX_SAMPLES, settings.max or MAX_SAMPLES)
@@ -328,7 +328,7 @@ def check_bounds(problems: Problems, request: Request, settings: ExploreSettings
         )
 
 
-def notice_unread(problems: Problems, layout: Layout) -> None:
+def notice_unread(problems: Problems, layout: FileLayout) -> None:
     """Warn of a `micro_batch_size` in a place where it is not read."""
     read = set(layout.micro.values())
     for path in list(problems.document.positions):
@@ -341,7 +341,7 @@ def notice_unread(problems: Problems, layout: Layout) -> None:
             problems.warn(path, f"{quote(path[-1])} is not read here, but at {place}")
 
 
-def notice_unbuilt(problems: Problems, layout: Layout) -> None:
+def notice_unbuilt(problems: Problems, layout: FileLayout) -> None:
     """Warn of sections that would change the program and are not built in."""
     for path in layout.unbuilt:
         if problems.document.get(path):
