@@ -66,15 +66,18 @@ def test_percents_of_a_yaml_file_are_numbers(folder):
     assert (config.job.lengths.quantile(0.995), config.job.lengths.longest) == (20, 60)
 
 
-@pytest.mark.parametrize("text", ["10 20\n20 40", "10\n20\n20\n40\n", "10,20;20, 40"])
-def test_a_text_file_holds_numbers_with_spaces_lines_or_commas_between(folder, text):
-    (folder.path.parent / "lengths.txt").write_text(text)
-    assert lengths_of(folder, {"file": "lengths.txt"}) == Lengths.from_samples([10, 20, 20, 40])
-
-
-def test_a_json_file_holds_a_list(folder):
-    (folder.path.parent / "lengths.json").write_text("[10, 20, 20.0, 40]")
-    assert lengths_of(folder, {"file": "lengths.json"}) == Lengths.from_samples([10, 20, 20, 40])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lengths.txt", "10 20\n20 40"),
+        ("lengths.txt", "10\n20\n20\n40\n"),
+        ("lengths.txt", "10,20;20, 40"),
+        ("lengths.json", "[10, 20, 20.0, 40]"),
+    ],
+)
+def test_a_file_holds_numbers_in_a_text_or_a_json_list(folder, name, text):
+    (folder.path.parent / name).write_text(text)
+    assert lengths_of(folder, {"file": name}) == Lengths.from_samples([10, 20, 20, 40])
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.uint16, np.float64])
@@ -85,20 +88,15 @@ def test_an_array_holds_numbers_in_any_shape(folder, kind):
 
 def test_a_file_may_hold_the_lengths_that_may_be_written_inline(folder):
     (folder.path.parent / "lengths.txt").write_text("10 99999999")
-    assert lengths_of(folder, {"file": "lengths.txt"}) == lengths_of(folder, [10, 99_999_999])
+    found, inline = lengths_of(folder, {"file": "lengths.txt"}), lengths_of(folder, [10, 99_999_999])
+    assert found == inline
+    assert (found.source, inline.source) == ("lengths.txt", "explore.lengths")
 
 
 def test_a_file_of_lengths_lies_beside_the_configuration(folder, monkeypatch, tmp_path_factory):
     (folder.path.parent / "lengths.txt").write_text("10 20")
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     assert lengths_of(folder, {"file": "lengths.txt"}).longest == 20
-
-
-def test_the_result_can_say_where_lengths_are_from(folder):
-    (folder.path.parent / "lengths.txt").write_text("10 20")
-
-    assert lengths_of(folder, {"file": "lengths.txt"}).source == "lengths.txt"
-    assert lengths_of(folder, [10, 20]).source == "explore.lengths"
 
 
 @pytest.mark.parametrize("collation", [one for one in Collation if one is not Collation.TOKENS])
@@ -145,12 +143,9 @@ def test_samples_longer_than_the_model_takes_are_cut_off_with_a_warning(folder):
 
     assert config.job.lengths == Lengths.from_samples([10, 20, 64, 64])
     assert config.job.sequence_length == 64
+    assert loaded(folder, [10, 64]).warnings == ()
     (warning,) = config.warnings
     assert "50.00% of the samples are longer than 64 tokens, and are cut off there" in warning
-
-
-def test_samples_of_just_the_longest_length_are_not_cut(folder):
-    assert loaded(folder, [10, 64]).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -174,44 +169,41 @@ def test_own_code_that_names_no_longest_length_takes_all(folder):
     assert (config.job.sequence_length, config.warnings) == (100, ())
 
 
-@pytest.mark.parametrize("compiling", [{}, {"compile": True}, {"compile": {"mode": "max-autotune"}}])
-def test_one_program_serves_all_lengths(folder, compiling):
-    assert loaded(folder, [10, 20], **compiling).job.compile.dynamic is None
-
-
-@pytest.mark.parametrize("dynamic", [False, True, None])
-def test_the_file_may_say_otherwise(folder, dynamic):
-    assert loaded(folder, [10, 20], compile={"dynamic": dynamic}).job.compile.dynamic is dynamic
-
-
-@pytest.mark.parametrize("lengths", [[20, 20], {"values": [10, 20], "padding": "max"}])
-def test_batches_of_one_length_leave_the_program_static(folder, lengths):
-    assert loaded(folder, lengths).job.compile.dynamic is False
-
-
-def test_models_of_transformers_are_given_a_mask_and_the_longest_length(folder):
-    job = loaded(folder, [10, 20], workload={"transformers": GPT2}).job
-    assert job.data == {"sequence_length": 20, "attention_mask": True}
+MAX = {"values": [10, 20], "padding": "max"}
+PACKED = {"values": [10, 20], "padding": "packed"}
 
 
 @pytest.mark.parametrize(
-    ("padding", "given", "is_masked"),
+    ("lengths", "explore", "dynamic"),
     [
-        ("longest", {"attention_mask": False}, False),
-        ("longest", {"attention_mask": True}, True),
-        ("max", {}, True),
-        ("packed", {}, False),
-        ("packed", {"attention_mask": True}, True),
+        *(([10, 20], compiling, None) for compiling in ({}, {"compile": True}, {"compile": {"mode": "max-autotune"}})),
+        *(([10, 20], {"compile": {"dynamic": said}}, said) for said in (False, True, None)),
+        *((of_one_length, {}, False) for of_one_length in ([20, 20], MAX)),
     ],
 )
-def test_no_mask_is_given_to_packed_samples_or_where_the_file_has_none(folder, padding, given, is_masked):
-    job = loaded(folder, {"values": [10, 20], "padding": padding}, workload={"transformers": GPT2 | given}).job
-    assert job.data.get("attention_mask", False) is is_masked
+def test_one_program_serves_all_lengths_unless_the_file_says_otherwise(folder, lengths, explore, dynamic):
+    assert loaded(folder, lengths, **explore).job.compile.dynamic is dynamic
 
 
-def test_other_workloads_are_given_no_mask(folder):
-    assert "attention_mask" not in loaded(folder, [10, 20]).job.data
-    assert "attention_mask" not in loaded(folder, [10, 20], workload={"model": "m:a", "batch": "m:b"}).job.data
+@pytest.mark.parametrize(
+    ("lengths", "explore", "data"),
+    [
+        ([10, 20], {}, {"sequence_length": 20, "attention_mask": True}),
+        ([10, 20], {"attention_mask": False}, {"sequence_length": 20}),
+        ([10, 20], {"attention_mask": True}, {"sequence_length": 20, "attention_mask": True}),
+        (MAX, {}, {"sequence_length": 20, "attention_mask": True}),
+        (PACKED, {}, {"sequence_length": 20}),
+        (PACKED, {"attention_mask": True}, {"sequence_length": 20, "attention_mask": True}),
+    ],
+)
+def test_models_of_transformers_get_the_longest_length_and_a_mask(folder, lengths, explore, data):
+    """Packed samples get none, nor does a file that says so."""
+    assert loaded(folder, lengths, workload={"transformers": GPT2 | explore}).job.data == data
+
+
+@pytest.mark.parametrize("workload", [{}, {"workload": {"model": "m:a", "batch": "m:b"}}])
+def test_other_workloads_are_given_no_mask(folder, workload):
+    assert "attention_mask" not in loaded(folder, [10, 20], **workload).job.data
 
 
 def test_every_variant_has_the_lengths_and_what_is_cut_off_is_told_once(folder):
