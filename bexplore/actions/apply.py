@@ -82,7 +82,8 @@ def change_further(path: Path, numbers: BatchNumbers, *, own_family: str) -> Fil
     read = document.read(path)
     text, values = document.read_text(path), Values(read.values)
     found = recognise(read)
-    families = [family for family in (found[0] if found else None, FAMILIES.get(own_family)) if family is not None]
+    likeliest = found.family if found is not None and found.is_certain else None
+    families = [family for family in (likeliest, FAMILIES.get(own_family)) if family is not None]
     changed, keys = text, 0
     for family in families:
         for name in ("micro_batch_size", "accumulation", "global_batch_size"):

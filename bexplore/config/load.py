@@ -9,6 +9,8 @@ from typing import Any
 from bexplore.config import document
 from bexplore.config.config import Config
 from bexplore.config.dialects import cerebras, command
+from bexplore.config.dialects.family import Likeness
+from bexplore.config.dialects.own_file import holds_word_elsewhere, refuse_own_file
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
 from bexplore.config.document import Document, Override, Problems
 from bexplore.config.document.reader import quote
@@ -46,19 +48,20 @@ def load_config(
             read.apply_override(override)
     remember_given(read.values)
     problems = Problems(document=read, warnings=list(read.warnings))
-    own, written_size = _family(problems, given)
-    is_command = own is not None or read.get(("explore", "command")) is not None
+    dialect, has_command = read.get(("explore", "dialect")), read.get(("explore", "command")) is not None
+    likeness = None if dialect is None and cerebras.is_modelzoo(read.values) else recognise(read, dialect=dialect)
+    own, written_size = None, None
+    # A typed command takes the word at any key.
+    if likeness is not None and likeness.is_certain and not (has_command and holds_word_elsewhere(read, likeness)):
+        own, written_size = _family(problems, likeness, given)
+    is_command = own is not None or has_command
     guess = _notice_misspelt_sections(problems, ("explore",) if is_command else _SECTIONS)
     if is_command:
         text = None if path is None else document.read_text(Path(path))
         return command.load(problems, text=text, own=own, written_size=written_size, allow_code=allow_code)
-    layout = cerebras.find_layout(problems)
+    layout = cerebras.find_layout(problems) if dialect is None else None
     if layout is None:
-        raise UserInputError(
-            f"{path}: there is nothing to explore: no train_input, eval_input or trainer among {_names(read.values)}",
-            hint=guess
-            or "its family was not recognised either: name it by explore.dialect, or give your training command",
-        )
+        raise refuse_own_file(read, likeness, guess)
     side = mode if mode in layout.micro else next(iter(layout.micro), None)
     for override in given:
         if override.parts == _MICRO_BATCH_SIZE and side is not None:
@@ -66,21 +69,15 @@ def load_config(
     return cerebras.load(layout, problems, allow_code=allow_code, mode=mode)
 
 
-def _family(problems: Problems, given: Sequence[Override]) -> tuple[FamilyFile | None, Any]:
-    """Return the file by its family, None where it is of none, and the size that an override has replaced."""
-    read = problems.document
-    dialect = read.get(("explore", "dialect"))
-    is_ours = any(section in read.values for section in ("train_input", "eval_input"))
-    found = None if is_ours and dialect is None else recognise(read, dialect=dialect)
-    if found is None:
-        return None, None
-    family, evidence = found
+def _family(problems: Problems, likeness: Likeness, given: Sequence[Override]) -> tuple[FamilyFile, Any]:
+    """Return the file by its family, and the size that an override has replaced."""
+    read, family = problems.document, likeness.family
     sizes = [override for override in given if override.parts == _MICRO_BATCH_SIZE]
     path = family.size_path(Values(read.values)) or tuple(family.micro_batch_size[0].split("."))
     written_size = read.get(path)
     for override in sizes:
         read.put(path, override)
-    return read_family(problems, family, evidence), written_size if sizes else None
+    return read_family(problems, likeness), written_size if sizes else None
 
 
 def _refuse_unknown_section(override: Override, sections: list[str]) -> None:
@@ -97,14 +94,11 @@ def _notice_misspelt_sections(problems: Problems, sections: Sequence[str]) -> st
     guess = ""
     for key in problems.document.values:
         near = close_match(key, sections, cutoff=_NEAR_SECTION)
-        if key not in sections and near is not None and near not in problems.document.values:
+        is_like = near != "trainer" or cerebras.is_modelzoo({near: problems.document.values[key]})
+        if key not in sections and near is not None and near not in problems.document.values and is_like:
             guess = f"did you mean {quote(near)} by {quote(key)}?"
             if near == "explore":  # no other program reads this section: its settings would be lost
                 problems.error((key,), f"the section {quote(key)} is not read", f"did you mean {quote(near)}?")
                 continue
             problems.warn((key,), f"the section {quote(key)} is not read; did you mean {quote(near)}?")
     return guess
-
-
-def _names(values: dict[str, object]) -> str:
-    return ", ".join(quote(name) for name in list(values)[:6]) + (", ..." if len(values) > 6 else "")

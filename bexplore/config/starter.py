@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bexplore.config import document
 from bexplore.config.command import PLACEHOLDERS, quote_words
+from bexplore.config.dialects.own_file import refuse_own_file, suggest_command
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
 from bexplore.config.document import Problems, dotted_path, is_integer
 from bexplore.config.document.writer import with_value
@@ -99,16 +100,20 @@ def _example_folder() -> Path:
 def from_file(path: Path) -> Starter:
     """Return a family's file with the word at its micro-batch size, or a file for the command of a Hydra tree."""
     read = document.read(path)
-    found = recognise(read)
-    if found is None and is_tree(read.values):
+    likeness = recognise(read)
+    is_known = likeness is not None and likeness.is_certain
+    if not is_known and is_tree(read.values):
         return _from_tree(path)
-    if found is None:
-        raise UserInputError(
-            f"{path}: the family was not recognised", hint="bexplore init -- COMMAND, with the command that trains"
-        )
+    if likeness is None or not is_known:
+        raise refuse_own_file(read, likeness)
     problems = Problems(document=read)
-    own = read_family(problems, *found)
+    own = read_family(problems, likeness)
     problems.raise_if_any()
+    if "micro_batch_size" not in own.places and not own.family.reads_absent_size:
+        raise UserInputError(
+            f"{path} is of {own.why}, and has no micro-batch size: the script that reads it has",
+            hint=f"type your training command behind it: {suggest_command(path, own.family)}",
+        )
     size = own.numbers.micro_batch_size
     text = with_value(document.read_text(path), own.size_path, "explore", source=str(path))
     notes = [f"{path} is of {own.why}", f"{dotted_path(own.size_path)}: {size or 'absent'} -> explore"]

@@ -34,7 +34,7 @@ KNOWN_BEFORE: dict[str, tuple[str, str, str, str]] = {
     "an empty file": ("", EXPLORE, "job.yaml is empty", "init --example"),
     "tabs": ("train_input:\n\tbatch_size: 24\n", EXPLORE, "job.yaml:2: not YAML", "indent with spaces"),
     "a list of jobs": ("- train_input: {}\n", EXPLORE, "the top level must be a mapping", ""),
-    "nothing to explore": ("data: {}\n", EXPLORE, "there is nothing to explore", "train_input"),
+    "nothing to explore": ("data: {}\n", EXPLORE, "is a file of your own", "-- python train.py --config {config}"),
     "no model": (f"{DATA}\n", EXPLORE, "no model section describes what is trained", "explore.workload"),
     "a key that stands twice": (job(more="explore: {seed: 1}"), EXPLORE, 'the key "explore" stands twice', ""),
     "a misspelt section": (job().replace("explore: {d", "explor: {d"), EXPLORE, '"explor" is not read', '"explore"?'),

@@ -22,8 +22,9 @@ from bexplore.config.command import (
     is_script,
 )
 from bexplore.config.config import Config, RequestKind, SizeRequest
-from bexplore.config.dialects.family import LAUNCHERS, Numbers, add_launcher
-from bexplore.config.dialects.recognition import FamilyFile
+from bexplore.config.dialects.family import LAUNCHERS, Numbers, add_launcher, find_sizes
+from bexplore.config.dialects.own_file import suggest_command
+from bexplore.config.dialects.recognition import FamilyFile, count_processes
 from bexplore.config.document import Document, Problems, dotted_path, is_integer, read_bounds
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.document.writer import without_section
@@ -153,11 +154,11 @@ def _find_usual_command(
 ) -> tuple[str, ...]:
     if own is None:
         return ()
-    num_processes = settings.processes or numbers.num_replicas or 1
+    num_processes = settings.processes or count_processes(own) or numbers.num_replicas or 1
     family, launcher = own.family, settings.launcher
-    if family.program is None:
+    program = None if family.program is None else family.program(own.values, num_processes)
+    if program is None or not program.is_certain:
         return ()
-    program = family.program(own.values, num_processes)
     if launcher is None and (program.words and (num_processes == 1 or not program.launched)):
         return program.words
     if not program.launched:
@@ -356,12 +357,18 @@ def _read_request(problems: Problems, own: FamilyFile | None, file: CommandFile 
     return SizeRequest(kind=RequestKind.EXPLORE, minimum=minimum, maximum=maximum, path=path, position=position)
 
 
+def _name_size(document: Document) -> str:
+    """Return the key of the file that is named as a batch size of the training."""
+    return next(map(dotted_path, find_sizes(document.values)), "micro_batch_size")
+
+
 def _check_command(problems: Problems, command: Command, own: FamilyFile | None) -> None:
     """Note what would make every start useless or harmful."""
+    document = problems.document
     place: KeyPath = () if command.is_typed else ("explore", "command")
     if not command.argv:
-        note = f"type it behind --, with {{config}} for the file ({own.family.note})" if own else "type it behind --"
-        problems.error(own.size_path if own else (), "there is no command that trains with this file", note)
+        hint = suggest_command(document.path, own.family, own.values) if own else "type it behind --"
+        problems.error(own.size_path if own else (), "there is no command that trains with this file", hint)
         return
     used = command.placeholders
     for name in find_unknown_placeholders(command.argv):
@@ -372,7 +379,7 @@ def _check_command(problems: Problems, command: Command, own: FamilyFile | None)
         problems.error(
             place,
             "nothing of the command changes with the micro-batch size",
-            "write {micro_batch_size} where the command takes it, or micro_batch_size: explore in its file",
+            f"write {{micro_batch_size}} where the command takes it, or {_name_size(document)}: explore in its file",
         )
     if command.file is not None and "config" not in used and "micro_batch_size" in command.file.names:
         problems.error(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 from bexplore.config.document.reader import KeyPath
-from bexplore.config.document.values import Values
+from bexplore.config.document.values import Values, paths_below
 
 # The factors of the global batch, with their names for people.
 _FACTORS = {"micro_batch_size": "micro-batch", "accumulation": "accumulation", "num_replicas": "replicas"}
@@ -62,25 +63,35 @@ class Numbers:
         return {name: number for name in _FACTORS if (number := getattr(self, name)) is not None}
 
 
+# Names of a batch size of the training in files of one's own; those of evaluation are nobody's evidence.
+_SIZE = re.compile(r"(?:train_?|micro_?|global_?|mini_?|per_device_train_?|n_?)?(?:batch_?size|bs|bsz)", re.IGNORECASE)
+_NEAR_TOP = 2  # keys of such a path: deeper ones are arguments of parts, such as a loader for evaluation
 # A dotted path, or alternatives of which the first that is present counts.
 Keys: TypeAlias = tuple[str, ...]
 
 
+CERTAIN = 3  # score from which a file is a family's; below it is a file of the user's own that resembles the family
+_FOREIGN = 3  # what a key of another program takes from the score: no usual key makes up for it
+_HYDRA = "defaults"  # the list of a Hydra tree, which no family's own file is
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """Keys by which a file is recognised.
+    """Keys without which a file is not of a family.
 
     Attributes:
         all_of: Dotted keys that must be present.
         any_of: Dotted keys of which one must be present; none for no such rule.
         none_of: Dotted keys that must be absent.
         suffixes: Endings of the file's name; empty for any.
+        score: How much these keys show by themselves: `CERTAIN` where no other program has them.
     """
 
     all_of: Keys = ()
     any_of: Keys = ()
     none_of: Keys = ()
     suffixes: tuple[str, ...] = ()
+    score: int = CERTAIN
 
     def evidence(self, values: Values, suffix: str) -> tuple[str, ...]:
         """Return the keys that show the family; empty where the file is of another."""
@@ -89,6 +100,28 @@ class Signature:
         if not fits or (self.any_of and not found) or (self.suffixes and suffix not in self.suffixes):
             return ()
         return (*self.all_of, *found[:2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likeness:
+    """How much a file looks like one of a family.
+
+    Attributes:
+        family: The family.
+        evidence: Keys that show it; empty where the user named it.
+        against: Keys that speak for another program.
+        score: Keys for it less those against it.
+    """
+
+    family: Family
+    evidence: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    score: int = CERTAIN
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the file counts as the family's."""
+        return self.score >= CERTAIN
 
 
 class Remainder(StrEnum):
@@ -107,10 +140,12 @@ class Program:
         words: Command without a launcher, or with the launcher of the family.
         launched: Words that stand behind the options of a launcher, such as `-m axolotl.cli.train {config}`; empty
             where the family starts its own processes.
+        is_certain: Whether nothing else of the family may read such a file: else it is a line to type, never run.
     """
 
     words: tuple[str, ...] = ()
     launched: tuple[str, ...] = ()
+    is_certain: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +156,16 @@ class Family:
         name: Name on the command line.
         title: Name for people.
         signatures: Signatures, of which one must fit.
+        marks: Further keys that its files usually have: each counts for it.
+        foreign: Keys of other programs whose files look alike: each counts against it.
         micro_batch_size: Keys of the samples of one replica in one pass.
         find_size: Returns the path of the micro-batch size where its key is the user's own; None for the keys alone.
         global_batch_size: Keys of the samples of one optimizer step over all replicas.
         accumulation: Keys of the micro-batches of one replica in one step.
         replicas: Factors of the number of replicas, each with its alternatives; an absent factor is 1.
+        all_that_remain: Keys of `replicas` that mean "all that remain of the devices" where they are absent or -1.
         model_parallel: Factors by which the product of `replicas` is divided: devices of one replica.
+        parallel_degrees: Factors by which `replicas` is multiplied for the number of processes.
         sequence_length: Keys of the tokens of a sample.
         output_dir: Keys of folders that the training writes to; each start gets a folder of its own.
         memory: Further keys that decide the memory or the speed of a pass: a change of one is named.
@@ -136,8 +175,9 @@ class Family:
         remainder: What the family does where the global batch is no multiple of micro-batch and replicas.
         rules: Yields the family's own objections to the numbers.
         program: Returns the usual command of a file for a number of processes; None where only the user has it.
+        reads_absent_size: Whether its program reads the micro-batch size also where a file had none.
         source: Public document or code that the keys and rules come from.
-        note: What a reader of the table of families should have in mind.
+        note: What a reader of the table of families should have in mind; a line to type begins with `-- `.
     """
 
     name: str
@@ -145,11 +185,15 @@ class Family:
     signatures: tuple[Signature, ...]
     micro_batch_size: Keys
     source: str
+    marks: Keys = ()
+    foreign: Keys = (_HYDRA,)
     find_size: Callable[[Values], KeyPath | None] = lambda values: None
     global_batch_size: Keys = ()
     accumulation: Keys = ()
     replicas: tuple[Keys, ...] = ()
+    all_that_remain: Keys = ()
     model_parallel: tuple[Keys, ...] = ()
+    parallel_degrees: tuple[Keys, ...] = ()
     sequence_length: Keys = ()
     output_dir: Keys = ()
     memory: Keys = ()
@@ -159,15 +203,39 @@ class Family:
     remainder: Remainder = Remainder.REFUSED
     rules: Callable[[Numbers, Values], Iterable[str]] = lambda numbers, values: ()
     program: Callable[[Values, int], Program] | None = None
+    reads_absent_size: bool = True
     note: str = ""
 
     def size_path(self, values: Values) -> KeyPath | None:
         """Return the path of the micro-batch size; None where the file has none."""
         return values.first(self.micro_batch_size) or self.find_size(values)
 
-    def evidence(self, values: Values, suffix: str) -> tuple[str, ...]:
-        """Return the keys that show the family; empty where the file is of another."""
-        return next(filter(None, (one.evidence(values, suffix) for one in self.signatures)), ())
+    def compare(self, values: Values, suffix: str) -> Likeness | None:
+        """Return how much a file looks like one of this family; None where no signature fits."""
+        fitting = [(one.score, found) for one in self.signatures if (found := one.evidence(values, suffix))]
+        if not fitting:
+            return None
+        score, evidence = max(fitting, key=lambda pair: pair[0])
+        marks = [key for key in self.marks if values.has(key)]
+        against = (*filter(values.has, self.foreign), *self._find_other_sizes(values))
+        return Likeness(
+            family=self,
+            evidence=evidence if score >= CERTAIN else tuple(dict.fromkeys((*evidence, *marks)))[:4],
+            against=against,
+            score=score + len(marks) - _FOREIGN * len(against),
+        )
+
+    def _find_other_sizes(self, values: Values) -> list[str]:
+        """Return the keys that are named as a batch size of the training, and that this family does not read."""
+        own = {path for key in (*self.micro_batch_size, *self.global_batch_size) if (path := values.path(key))}
+        own.add(self.find_size(values) or ())
+        return [".".join(map(str, path)) for path in find_sizes(values.values) if path not in own]
+
+
+def find_sizes(values: Mapping[str, Any]) -> list[KeyPath]:
+    """Return the paths near the top of a file that are named as a batch size of the training, the shortest first."""
+    near = (path for path in paths_below(values, ()) if len(path) <= _NEAR_TOP and path[0] != "explore")
+    return sorted((path for path in near if _SIZE.fullmatch(str(path[-1]))), key=len)
 
 
 LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed", "srun")

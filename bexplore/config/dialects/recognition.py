@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bexplore.config.dialects.families import FAMILIES
-from bexplore.config.dialects.family import Family, Keys, Numbers, Remainder
+from bexplore.config.dialects.family import Family, Keys, Likeness, Numbers, Remainder
 from bexplore.config.document import Document, Problems, as_number, dotted_path, is_integer, is_number
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.document.values import Values
@@ -16,6 +16,7 @@ from bexplore.job.batching import MAX_SAMPLES
 
 _QUANTITIES = ("micro_batch_size", "accumulation", "global_batch_size", "sequence_length")
 _WORDS = ("explore", "auto")
+NO_FAMILY = "none"  # the dialect of a file of the user's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +58,18 @@ class FamilyFile:
         return {key: self.values.get(key) for key in keys if self.values.has(key)}
 
 
-def recognise(document: Document, *, dialect: str | None = None) -> tuple[Family, tuple[str, ...]] | None:
-    """Return the family of a file and the keys that show it, or the one that the user names; None where none fits."""
-    values, suffix = Values(document.values), document.path.suffix.lower()
+def recognise(document: Document, *, dialect: str | None = None) -> Likeness | None:
+    """Return the family that a file resembles most, or the one that the user names; None where it is like none.
+
+    A word at a key that the family does not read is evidence against it: who types it knows the key.
+    """
+    if dialect == NO_FAMILY:
+        return None
     if dialect is not None:
-        family = find_family(dialect)
-        return family, family.evidence(values, suffix)
-    found = ((family, family.evidence(values, suffix)) for family in FAMILIES.values())
-    return next(((family, evidence) for family, evidence in found if evidence), None)
+        return Likeness(family=find_family(dialect))
+    values, suffix = Values(document.values), document.path.suffix.lower()
+    found = [one for family in FAMILIES.values() if (one := family.compare(values, suffix)) is not None]
+    return max(found, key=lambda one: one.score, default=None)
 
 
 def find_family(name: Any) -> Family:
@@ -77,9 +82,9 @@ def find_family(name: Any) -> Family:
     return family
 
 
-def read_family(problems: Problems, family: Family, evidence: tuple[str, ...]) -> FamilyFile:
+def read_family(problems: Problems, likeness: Likeness) -> FamilyFile:
     """Read the numbers of a file; what is wrong in itself, with each other or for the family is noted."""
-    values = Values(problems.document.values)
+    family, values = likeness.family, Values(problems.document.values, problems.document.header)
     found = {name: values.first(getattr(family, name)) for name in _QUANTITIES}
     found["micro_batch_size"] = family.size_path(values)
     places = {name: path for name, path in found.items() if path is not None}
@@ -87,7 +92,7 @@ def read_family(problems: Problems, family: Family, evidence: tuple[str, ...]) -
     if family.counts_tokens:
         _divide_by_tokens(problems, places, read)
     numbers = Numbers(**read, num_replicas=_replicas(values, family))
-    file = FamilyFile(family=family, evidence=evidence, values=values, places=places, numbers=numbers)
+    file = FamilyFile(family=family, evidence=likeness.evidence, values=values, places=places, numbers=numbers)
     _note_objections(problems, file)
     return file
 
@@ -132,9 +137,18 @@ def _divide_by_tokens(problems: Problems, places: Mapping[str, KeyPath], read: d
             read[name] = number // tokens
 
 
+def count_processes(file: FamilyFile) -> int | None:
+    """Return the processes that a training starts, one a device: replicas x the degrees that share one model."""
+    values, family = file.values, file.family
+    replicas, degrees = _replicas(values, family), _product(values, family.parallel_degrees)
+    return None if replicas is None or degrees is None else replicas * degrees
+
+
 def _replicas(values: Values, family: Family) -> int | None:
     """Return the product of the factors over the devices of one replica; None where one is open."""
     if not any(values.has(key) for alternatives in family.replicas for key in alternatives):
+        return None
+    if any(values.get(key, -1) == -1 for key in family.all_that_remain):
         return None
     devices = _product(values, family.replicas)
     of_one = _product(values, family.model_parallel)

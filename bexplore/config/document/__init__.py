@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Document:
     values: dict[str, Any]
     positions: dict[KeyPath, Position] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    header: str = ""  # comments above the first key, without their signs
 
     def get(self, path: Sequence[str | int], default: Any = None) -> Any:
         """Return the value at a path of keys and indices; `default` where there is none."""
@@ -193,13 +195,24 @@ def read(path: Path) -> Document:
     text = read_text(path)
     if path.suffix == ".toml":
         table, places = toml.read(text, str(path))
-        return Document(path=path, values=table, positions=places)
+        return Document(path=path, values=table, positions=places, header=_read_header(text))
     values, positions, warnings = read_yaml(text, str(path))
     if values is None:
         raise UserInputError(f"{path} is empty", hint="start from an example: bexplore init --example quickstart")
     if not isinstance(values, dict):
         raise UserInputError(f"{path}:1: the top level must be a mapping of sections, not {name_kind(values)}")
-    return Document(path=path, values=copy.deepcopy(values), positions=dict(positions), warnings=list(warnings))
+    return Document(
+        path=path,
+        values=copy.deepcopy(values),
+        positions=dict(positions),
+        warnings=list(warnings),
+        header=_read_header(text),
+    )
+
+
+def _read_header(text: str) -> str:
+    lines = itertools.takewhile(lambda line: not line.strip() or line.startswith(("#", "---")), text.splitlines())
+    return "\n".join(line.lstrip("# ") for line in lines)
 
 
 def dotted_path(path: Sequence[str | int]) -> str:

@@ -85,10 +85,10 @@ def _at(dotted: str, values: Mapping[str, Any], path: KeyPath) -> Any:
 
 
 class Values:
-    """The values of a file."""
+    """The values of a file, and the comments above them."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
+    def __init__(self, values: Mapping[str, Any], header: str = "") -> None:
+        self.values, self.header = values, header
 
     def path(self, dotted: str) -> KeyPath | None:
         """Return the path of a dotted key as the file spells it; None where it is absent.

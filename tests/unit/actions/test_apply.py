@@ -385,6 +385,7 @@ def test_a_password_in_the_url_of_a_storage_is_not_repeated(tmp_path):
 FAMILY = """\
 model_name_or_path: m  # of mine
 dataset_name: d
+packing: true
 per_device_train_batch_size: explore
 gradient_accumulation_steps: 2
 
@@ -419,7 +420,7 @@ def test_a_section_whose_values_stand_elsewhere_too_is_not_dropped(tmp_path):
         without_section(path.read_text(), "explore", source=str(path))
 
 
-TRL = "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: explore\n"
+TRL = "model_name_or_path: m\ndataset_name: d\npacking: true\nper_device_train_batch_size: explore\n"
 LITGPT = "devices: 2\nout_dir: o\ntrain:\n  save_interval: 9\n  micro_batch_size: explore\n  global_batch_size: 24\n"
 
 

@@ -40,12 +40,24 @@ _ARCHITECTURES = (*encoders.IMAGE_ENCODERS, *decoders.ARCHITECTURES, *encoders.T
 _LIMITS = ("max_probes", "target_confidence")  # of the search, which `explore.effort` sets otherwise
 _MOST_STEPS = 2**31 - 1  # what their runtime counts to
 
-__all__ = ["SECTIONS", "find_layout", "load"]
+_TRAINER_SECTIONS = {"init", "fit", "validate"}  # the arguments of their Trainer and of its methods
+__all__ = ["SECTIONS", "find_layout", "is_modelzoo", "load"]
+
+
+def is_modelzoo(values: Mapping[str, Any]) -> bool:
+    """Return whether a file is in one of the two layouts: many programs call a section of theirs `trainer`."""
+    trainer = values.get("trainer")
+    first = trainer[0] if isinstance(trainer, list) and trainer else trainer
+    first = first.get("trainer", first) if isinstance(first, Mapping) else {}
+    is_trainer = isinstance(first, Mapping) and not _TRAINER_SECTIONS.isdisjoint(first)
+    return is_trainer or not {"train_input", "eval_input"}.isdisjoint(values)
 
 
 def find_layout(problems: Problems) -> FileLayout | None:
     """Return where the file keeps what is read; None where it is in neither layout."""
     values = problems.document.values
+    if not is_modelzoo(values):
+        return None
     if values.get("trainer") is not None:
         return trainer_layout(problems)
     return sections_layout(problems) if {"train_input", "eval_input"}.intersection(values) else None

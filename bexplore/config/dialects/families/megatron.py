@@ -36,7 +36,19 @@ MEGATRON_BRIDGE = Family(
         Signature(
             any_of=("train.micro_batch_size", "train.global_batch_size"),
             none_of=("train.max_seq_length", "train.lr_warmup_steps", "checkpoint_dir"),
+            score=1,
         ),
+    ),
+    marks=(
+        *("train.train_iters", "train.eval_iters", "train.eval_interval", "model.tensor_model_parallel_size"),
+        *(
+            "model.pipeline_model_parallel_size",
+            "model.seq_length",
+            "checkpoint.save",
+            "checkpoint.pretrained_checkpoint",
+        ),
+        *("ddp", "dist", "rng", "scheduler.lr_decay_style", "scheduler.lr_warmup_iters", "optimizer.min_lr", "logger"),
+        *("dataset.seq_length", "dataset.sequence_length", "mixed_precision", "tokenizer.tokenizer_type"),
     ),
     micro_batch_size=("train.micro_batch_size",),
     global_batch_size=("train.global_batch_size",),
@@ -79,7 +91,7 @@ MEGATRON_LM = Family(
         ),
     ),
     rules=_rules_of_megatron,
-    note="-- torchrun ... pretrain_gpt.py --yaml-cfg {config}; give the data-parallel size as explore.replicas",
+    note="-- torchrun --standalone --nproc-per-node 1 pretrain_gpt.py --yaml-cfg {config}",
 )
 
 
@@ -91,7 +103,13 @@ NEMO = Family(
     name="nemo",
     title="NeMo 1.x",
     source="nemo.collections.nlp.modules.common.megatron: MegatronBaseModel, initialize_model_parallel_for_nemo",
-    signatures=(Signature(any_of=(*_MICRO, *_GLOBAL), all_of=("trainer",)),),
+    signatures=(Signature(any_of=(*_MICRO, *_GLOBAL), all_of=("trainer",), score=1),),
+    marks=(
+        *("exp_manager", "trainer.num_nodes", "trainer.precision", "trainer.devices", "model.encoder_seq_length"),
+        *("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.megatron_amp_O2"),
+        *("model.restore_from_path", "model.optim.name", *_GLOBAL),
+    ),
+    foreign=(),  # its files may be trees of Hydra
     micro_batch_size=_MICRO,
     global_batch_size=_GLOBAL,
     replicas=(("trainer.devices",), ("trainer.num_nodes",)),
@@ -119,6 +137,7 @@ NANOTRON = Family(
     micro_batch_size=("tokens.micro_batch_size",),
     accumulation=("tokens.batch_accumulation_per_replica",),
     replicas=(("parallelism.dp",),),
+    parallel_degrees=(("parallelism.tp",), ("parallelism.pp",), ("parallelism.context_parallel_size",)),
     sequence_length=("tokens.sequence_length",),
     output_dir=("checkpoints.checkpoints_path",),
     memory=(
@@ -157,7 +176,8 @@ DEEPSPEED = _with_numbers(
     title="DeepSpeed",
     source="deepspeed.runtime.config: DeepSpeedConfig._configure_train_batch_size and _batch_assertion",
     signatures=(
-        Signature(any_of=("train_micro_batch_size_per_gpu", "train_batch_size"), none_of=_NEOX),
+        Signature(any_of=("train_micro_batch_size_per_gpu",), none_of=_NEOX),
+        Signature(all_of=("train_batch_size",), none_of=_NEOX, score=1),
         Signature(
             all_of=("zero_optimization",),
             any_of=("zero_optimization.stage", "fp16", "bf16", "gradient_clipping"),
@@ -165,9 +185,15 @@ DEEPSPEED = _with_numbers(
         ),
         Signature(any_of=("zero_optimization.stage",), none_of=_NEOX),
     ),
+    marks=(
+        *("zero_optimization", "fp16.enabled", "bf16.enabled", "optimizer.type", "optimizer.params", "scheduler.type"),
+        *("gradient_clipping", "steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer"),
+        *("prescale_gradients", "comms_logger", "activation_checkpointing", "communication_data_type"),
+    ),
     memory=("zero_optimization", "fp16", "bf16", "amp", "activation_checkpointing", "optimizer", "tensor_parallel"),
     probing={"autotuning.enabled": False, "elasticity.enabled": False},
     rules=_rules_of_deepspeed,
+    reads_absent_size=False,
     note="auto there means: copied from the arguments of Transformers or accelerate",
 )
 
@@ -179,8 +205,20 @@ GPT_NEOX = _with_numbers(
         Signature(
             any_of=("train_micro_batch_size_per_gpu", "train_batch_size", "pipe_parallel_size", "pos_emb"),
             all_of=("num_layers", "hidden_size"),
+            score=1,
         ),
         Signature(all_of=("train_micro_batch_size_per_gpu",), any_of=("train_iters", "seq_length")),
+    ),
+    marks=(
+        *("train_micro_batch_size_per_gpu", "pipe_parallel_size", "model_parallel_size", "pos_emb", "train_iters"),
+        *(
+            "lr_decay_style",
+            "zero_optimization",
+            "num_attention_heads",
+            "max_position_embeddings",
+            "checkpoint_activations",
+        ),
+        *("partition_activations", "attention_config", "no_weight_tying", "gas", "tokenizer_type"),
     ),
     sequence_length=("seq_length",),
     output_dir=("save",),
@@ -204,7 +242,11 @@ ACCELERATE = Family(
     micro_batch_size=("deepspeed_config.train_micro_batch_size_per_gpu",),
     accumulation=("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps"),
     replicas=(("num_processes",),),
+    model_parallel=(
+        ("megatron_lm_config.megatron_lm_tp_degree", "parallelism_config.parallelism_config_tp_size"),
+        ("megatron_lm_config.megatron_lm_pp_degree", "parallelism_config.parallelism_config_cp_size"),
+    ),
     memory=("distributed_type", "mixed_precision", "deepspeed_config", "fsdp_config", "parallelism_config"),
-    note="the size stands in the script's arguments: "
-    "-- accelerate launch --config_file {config} train.py --batch-size {micro_batch_size}",
+    reads_absent_size=False,
+    note="-- accelerate launch --config_file {config} train.py --batch-size {micro_batch_size} --out {output_dir}",
 )

@@ -8,6 +8,7 @@ CLI: devices and hosts multiply to the replicas, and the batch size is an argume
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from bexplore.config.dialects.family import Family, Numbers, Program, Remainder, Signature
@@ -32,11 +33,29 @@ TORCHTITAN = Family(
         Signature(
             any_of=("training.local_batch_size", "training.batch_size", "training.global_batch_size"),
             suffixes=(".toml",),
+            score=1,
         ),
+    ),
+    marks=(
+        *(
+            "training.local_batch_size",
+            "training.seq_len",
+            "training.warmup_steps",
+            "training.max_norm",
+            "job.dump_folder",
+        ),
+        *("job.description", "model.flavor", "model.name", "parallelism", "activation_checkpoint", "metrics", "float8"),
+        *("lr_scheduler", "profiling", "experimental", "training.data_parallel_degree", "training.compile"),
     ),
     micro_batch_size=("training.local_batch_size", "training.batch_size"),
     global_batch_size=("training.global_batch_size",),
     replicas=(("parallelism.data_parallel_replicate_degree",), ("parallelism.data_parallel_shard_degree",)),
+    all_that_remain=("parallelism.data_parallel_shard_degree",),
+    parallel_degrees=(
+        ("parallelism.tensor_parallel_degree",),
+        ("parallelism.pipeline_parallel_degree",),
+        ("parallelism.context_parallel_degree",),
+    ),
     sequence_length=("training.seq_len",),
     output_dir=("job.dump_folder",),
     memory=(
@@ -56,15 +75,94 @@ def _rules_of_torchtune(numbers: Numbers, values: Values) -> Iterator[str]:
         yield "enable_activation_offloading needs enable_activation_checkpointing"
 
 
+# Keys that the recipes `full_finetune_*` and `lora_finetune_*` read. Source: torchtune 0.6, recipes/configs.
+# A file with others is of another recipe (distillation, quantization, preferences): these would ignore its keys.
+_KEYS_OF_FINETUNING = frozenset(
+    (
+        *(
+            "model",
+            "tokenizer",
+            "checkpointer",
+            "dataset",
+            "dataset_val",
+            "optimizer",
+            "lr_scheduler",
+            "loss",
+            "profiler",
+        ),
+        *(
+            "metric_logger",
+            "resume_from_checkpoint",
+            "save_adapter_weights_only",
+            "seed",
+            "shuffle",
+            "batch_size",
+            "dtype",
+        ),
+        *(
+            "batch_size_val",
+            "epochs",
+            "max_steps_per_epoch",
+            "gradient_accumulation_steps",
+            "clip_grad_norm",
+            "compile",
+        ),
+        *(
+            "optimizer_in_bwd",
+            "device",
+            "enable_activation_checkpointing",
+            "enable_activation_offloading",
+            "output_dir",
+        ),
+        *("log_every_n_steps", "log_peak_memory_stats", "log_level", "fsdp_cpu_offload", "fsdp_reshard_after_forward"),
+        *("custom_sharded_layers", "tensor_parallel_dim", "tensor_parallel_plan", "data_parallel_replicate_dim"),
+        *("enable_async_checkpointing", "run_val_every_n_steps", "ac_mode", "ac_option", "keep_last_n_checkpoints"),
+        *(
+            "save_last_epoch_only",
+            "context_parallel_dim",
+            "enable_fp8_training",
+            "fp8_recipe_name",
+            "cudnn_deterministic_mode",
+        ),
+    )
+)
+# A key of other recipes, and the likeliest of them: a line to type, as their names have changed between releases.
+_METHODS_OF_TORCHTUNE = (
+    ("kd_loss", "knowledge_distillation"),
+    ("quantizer", "qat"),
+    ("ref_checkpointer", "{adapter}_dpo"),
+    ("policy_model", "ppo_full_finetune"),
+)
+_TUNE_RUN = re.compile(r"\btune run\b([^`\n]*)")
+
+
+def _read_recipe(header: str) -> str | None:
+    """Return the recipe of the comments above a file: `tune run --nproc_per_node 2 RECIPE --config NAME`."""
+    for found in _TUNE_RUN.finditer(re.sub(r"\\\s*\n", " ", header)):
+        words = iter(found[1].split())
+        for word in words:
+            if not word.startswith("-"):
+                if next(words, "") == "--config":
+                    return word
+                break
+            if "=" not in word and word != "--standalone":  # the option's value
+                next(words, None)
+    return None
+
+
 def _program_of_torchtune(values: Values, num_processes: int) -> Program:
-    """Return `tune run` of the recipe that the file's keys show: LoRA or full, on one device or on several."""
-    component = str(values.get("model._component_", ""))
-    is_lora = "lora" in component
-    has_shards = values.has("fsdp_cpu_offload") or values.has("custom_sharded_layers")
-    is_many = num_processes > 1 or has_shards
-    recipe = f"{'lora' if is_lora else 'full'}_finetune_{'distributed' if is_many else 'single_device'}"
-    launcher = ("--nproc_per_node", str(num_processes)) if is_many else ()
-    return Program(words=("tune", "run", *launcher, recipe, "--config", "{config}"))
+    """Return `tune run` of the recipe that the file names above its keys, or that its keys leave no doubt of."""
+    recipe = _read_recipe(values.header)
+    is_certain = recipe is not None or _KEYS_OF_FINETUNING.issuperset({*values.values} - {"explore"})
+    if recipe is None:
+        adapter = "lora" if "lora" in str(values.get("model._component_", "")) else "full"
+        has_shards = values.has("fsdp_cpu_offload") or values.has("custom_sharded_layers")
+        method = next((method for key, method in _METHODS_OF_TORCHTUNE if values.has(key)), "{adapter}_finetune")
+        recipe = f"{method.format(adapter=adapter)}_{'distributed' if has_shards else 'single_device'}"
+    if num_processes > 1:
+        recipe = recipe.replace("single_device", "distributed")
+    launcher = ("--nproc_per_node", str(num_processes)) if "distributed" in recipe else ()
+    return Program(words=("tune", "run", *launcher, recipe, "--config", "{config}"), is_certain=is_certain)
 
 
 TORCHTUNE = Family(
@@ -75,7 +173,12 @@ TORCHTUNE = Family(
         Signature(
             any_of=("model._component_", "models", "policy_model", "tokenizer._component_", "dataset._component_"),
             all_of=("batch_size",),
+            score=1,
         ),
+    ),
+    marks=(
+        *("model._component_", "tokenizer._component_", "dataset._component_", "checkpointer._component_"),
+        *("optimizer._component_", "loss._component_", "lr_scheduler._component_", "metric_logger._component_"),
     ),
     micro_batch_size=("batch_size",),
     accumulation=("gradient_accumulation_steps",),
@@ -109,11 +212,15 @@ COMPOSER = Family(
     signatures=(
         Signature(
             any_of=(
-                *("device_train_microbatch_size", "global_train_batch_size", "parameters.device_train_microbatch_size"),
-                *("parameters.global_train_batch_size", "trainer.device_train_microbatch_size"),
-                *("train_loader.global_batch_size", "device_train_grad_accum", "grad_accum"),
+                *("device_train_microbatch_size", "parameters.device_train_microbatch_size", "device_train_grad_accum"),
+                *("trainer.device_train_microbatch_size", "parameters.global_train_batch_size"),
             ),
         ),
+        Signature(any_of=("global_train_batch_size", "train_loader.global_batch_size", "grad_accum"), score=1),
+    ),
+    marks=(
+        *("train_loader", "max_duration", "callbacks", "algorithms", "fsdp_config", "eval_interval", "save_folder"),
+        *("save_interval", "tokenizer.name", "loggers", "load_path", "global_seed", "max_seq_len", "schedulers"),
     ),
     micro_batch_size=(
         "device_train_microbatch_size",
@@ -207,7 +314,20 @@ LITGPT = Family(
                 *("train.tie_embeddings", "checkpoint_dir", "initial_checkpoint_dir"),
             ),
             none_of=("job", "training"),
+            score=1,
         ),
+    ),
+    marks=(
+        *("train.micro_batch_size", "train.global_batch_size", "train.max_seq_length", "train.lr_warmup_steps"),
+        *(
+            "train.max_tokens",
+            "train.min_lr",
+            "train.tie_embeddings",
+            "eval.interval",
+            "eval.max_new_tokens",
+            "out_dir",
+        ),
+        *("checkpoint_dir", "initial_checkpoint_dir", "tokenizer_dir", "logger_name", "precision", "model_name"),
     ),
     micro_batch_size=("train.micro_batch_size",),
     global_batch_size=("train.global_batch_size",),
@@ -244,14 +364,28 @@ LIGHTNING_CLI = Family(
         Signature(
             all_of=("trainer",),
             any_of=("model.class_path", "data.class_path", *_LIGHTNING_PLACES, "trainer.max_epochs"),
-            none_of=("trainer.init", "model.micro_batch_size", "defaults", "exp_manager"),
+            none_of=("trainer.init", "model.micro_batch_size", "exp_manager"),
+            score=1,
+        ),
+        Signature(all_of=("model.class_path", "data.class_path")),
+    ),
+    marks=(
+        *("model.class_path", "data.class_path", "seed_everything", "trainer.accelerator", "trainer.max_epochs"),
+        *("trainer.default_root_dir", "trainer.callbacks", "trainer.precision", "trainer.strategy", "ckpt_path"),
+        *(
+            "trainer.num_sanity_val_steps",
+            "trainer.log_every_n_steps",
+            "optimizer.class_path",
+            "lr_scheduler.class_path",
         ),
     ),
+    foreign=("defaults", "trainer._target_", "model._target_", "data._target_", "input_features", "model.train_ds"),
     micro_batch_size=_LIGHTNING_PLACES,
     find_size=_find_size,
     accumulation=("trainer.accumulate_grad_batches",),
     replicas=(("trainer.devices",), ("trainer.num_nodes",)),
     output_dir=("trainer.default_root_dir",),
     memory=("trainer.precision", "trainer.strategy", "model", "trainer.gradient_clip_val"),
+    reads_absent_size=False,
     note="-- python main.py fit --config {config}",
 )

@@ -6,6 +6,7 @@ TRL and LLaMA-Factory extend `TrainingArguments`; Axolotl and LLaMA-Factory v1 h
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 
 from bexplore.config.dialects.family import Family, Numbers, Program, Signature
@@ -14,6 +15,19 @@ from bexplore.config.document.values import Values
 _MEMORY = (
     *("gradient_checkpointing", "gradient_checkpointing_kwargs", "bf16", "fp16", "tf32", "optim", "deepspeed", "fsdp"),
     *("fsdp_config", "torch_compile", "group_by_length", "packing"),
+)
+# Names that `TrainingArguments` alone has.
+_ARGUMENTS = (
+    *("auto_find_batch_size", "per_device_eval_batch_size", "num_train_epochs", "lr_scheduler_type", "eval_strategy"),
+    *(
+        "save_strategy",
+        "save_total_limit",
+        "logging_steps",
+        "gradient_checkpointing_kwargs",
+        "report_to",
+        "push_to_hub",
+    ),
+    *("dataloader_num_workers", "remove_unused_columns", "ddp_timeout", "warmup_ratio", "logging_strategy"),
 )
 # Keys by which a file of arguments is one of TRL's scripts: `ScriptArguments`, `ModelConfig` and the trainers' own.
 _OF_TRL = (
@@ -49,15 +63,32 @@ def _rules_of_trl(numbers: Numbers, values: Values) -> Iterator[str]:
         yield f"the batch of a step, {total}, is no multiple of num_generations {generations}: GRPOConfig refuses it"
 
 
+# Keys that one of TRL's scripts reads. `beta`, `loss_type` and `max_prompt_length` are of several.
+_METHODS = {
+    "sft": ("packing", "packing_strategy", "padding_free", "dataset_text_field", "assistant_only_loss", "eval_packing"),
+    "grpo": ("epsilon", "epsilon_high", "scale_rewards", "mask_truncated_completions", "num_iterations"),
+}
+# Keys of scripts of other projects, which extend TRL's trainers: alignment-handbook, open-r1, open-instruct.
+_OF_OTHER_SCRIPTS = (
+    *("dataset_mixer", "dataset_mixer_list", "dataset_mixture", "dataset_splits", "dataset_configs", "chat_template"),
+    *("benchmarks", "system_prompt", "hub_model_revision", "overwrite_hub_revision", "callbacks", "exp_name"),
+    *("preprocessing_num_workers", "auto_insert_empty_system_msg", "wandb_project", "use_flash_attn", "reward_weights"),
+    *("dataset_prompt_column", "script_args", "task", "tokenizer_name", "max_train_samples"),
+)
+_TRL_COMMAND = re.compile(r"\btrl (sft|dpo|grpo|kto|reward|rloo)\b")
+
+
 def _program_of_trl(values: Values, num_processes: int) -> Program:
-    """Return TRL's command; the method follows from the keys that only one trainer has."""
-    method = "sft"
-    if values.has("num_generations") or values.has("reward_funcs"):
-        method = "grpo"
-    elif values.has("beta") or values.has("max_prompt_length") or values.has("loss_type"):
-        method = "dpo"
+    """Return TRL's command; the comments above the file, or keys that one method alone has, show the method."""
+    named = _TRL_COMMAND.search(values.header)
+    found = [method for method, keys in _METHODS.items() if any(map(values.has, keys))]
+    is_of_trl = values.has("dataset_name") and not any(map(values.has, _OF_OTHER_SCRIPTS))
+    likeliest = "grpo" if values.has("num_generations") else "dpo" if values.has("beta") else "sft"
+    method = named[1] if named is not None else found[0] if found else likeliest
     return Program(
-        words=("trl", method, "--config", "{config}"), launched=("-m", f"trl.scripts.{method}", "--config", "{config}")
+        is_certain=named is not None or (len(found) == 1 and is_of_trl),
+        words=("trl", method, "--config", "{config}"),
+        launched=("-m", f"trl.scripts.{method}", "--config", "{config}"),
     )
 
 
@@ -67,11 +98,12 @@ TRL = _with_arguments(
     source="trl.SFTConfig, DPOConfig and GRPOConfig; trl.TrlParser",
     signatures=(
         Signature(
-            all_of=("model_name_or_path",),
+            all_of=("model_name_or_path", "per_device_train_batch_size"),
             any_of=_OF_TRL,
             none_of=("stage", "template", "finetuning_type", "cutoff_len", "do_train"),
         ),
     ),
+    marks=(*_ARGUMENTS, *_OF_TRL, "use_peft", "torch_dtype", "dtype"),
     sequence_length=("max_length", "max_seq_length"),
     memory=(*_MEMORY, "use_peft", "lora_r", "load_in_4bit", "load_in_8bit", "max_prompt_length"),
     rules=_rules_of_trl,
@@ -84,8 +116,9 @@ TRANSFORMERS = _with_arguments(
     source="transformers.TrainingArguments; HfArgumentParser.parse_json_file and parse_yaml_file",
     signatures=(
         Signature(any_of=("per_device_train_batch_size",)),
-        Signature(all_of=("output_dir",), any_of=("auto_find_batch_size", "per_device_eval_batch_size", "max_steps")),
+        Signature(all_of=("output_dir",), any_of=_ARGUMENTS, score=0),
     ),
+    marks=_ARGUMENTS,
     sequence_length=("max_seq_length", "block_size", "model_max_length"),
     memory=_MEMORY,
     note="-- python train.py {config}",
@@ -119,7 +152,17 @@ LLAMA_FACTORY_V1 = Family(
             all_of=("model",),
             any_of=("dist_config", "init_config", "model_class", "kernel_config", "train_dataset"),
             none_of=("trainer", "device_train_microbatch_size", "global_train_batch_size", "model.name"),
+            score=1,
         ),
+    ),
+    marks=(
+        "dist_config",
+        "init_config",
+        "model_class",
+        "kernel_config",
+        "cutoff_len",
+        "micro_batch_size",
+        "peft_config",
     ),
     micro_batch_size=("micro_batch_size",),
     global_batch_size=("global_batch_size",),
@@ -147,8 +190,16 @@ AXOLOTL = Family(
         Signature(
             all_of=("base_model",),
             any_of=("micro_batch_size", "datasets", "pretraining_dataset", "sequence_len", "adapter", "rl"),
+            score=1,
         ),
     ),
+    marks=(
+        *("micro_batch_size", "sequence_len", "val_set_size", "sample_packing", "pad_to_sequence_len", "num_epochs"),
+        *("dataset_prepared_path", "lora_target_linear", "lora_r", "load_in_4bit", "load_in_8bit", "special_tokens"),
+        *("train_on_inputs", "flash_attention", "chat_template", "strict", "rl", "plugins", "wandb_project"),
+        *("pretraining_dataset", "gradient_accumulation_steps", "saves_per_epoch", "evals_per_epoch", "bf16"),
+    ),
+    foreign=("defaults", "input_features", "output_features", "trainer"),
     micro_batch_size=("micro_batch_size",),
     accumulation=("gradient_accumulation_steps",),
     global_batch_size=("batch_size",),

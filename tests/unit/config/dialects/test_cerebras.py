@@ -527,14 +527,14 @@ MODELS = [
     ),
 ]
 SHAPES = [
-    ({"setup": {}, "dataset": {}}, "there is nothing to explore"),
+    ({"setup": {}, "dataset": {}}, "is a file of your own, and no command trains with it"),
     ({"train_inputs": {}}, 'did you mean "train_input" by "train_inputs"?'),
     ({"train_input": None}, "train_input and eval_input are both empty"),
     ({"train_input": 5}, "train_input must be a mapping, not a number"),
     ({"train_input": {}, "model": []}, "model must be a mapping, not a list"),
-    ({"trainer": 5}, "trainer must be a mapping"),
+    ({"trainer": 5}, "is a file of your own"),
     ({"trainer": {"init": {}}}, "neither fit.train_dataloader nor validate.val_dataloader"),
-    ({"trainer": []}, "neither fit.train_dataloader nor validate.val_dataloader"),
+    ({"trainer": []}, "is a file of your own"),
     (trainer() | {"explore": {"seeed": 1}}, 'unknown key "seeed" in explore'),
     (trainer(callbacks={"ScopedTrainFlags": {FLAG: 4}}), "callbacks must be a list, not a mapping"),
     ({"train_input": {"batch_size": 8, "micro_batch_size": "explore"}}, "no model section describes what is trained"),

@@ -161,11 +161,6 @@ def test_tokens_are_samples_times_the_sequence_in_both_directions(tmp_path):
             "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: many\n",
             'must be a positive integer, not "many"',
         ),
-        (
-            ".yaml",
-            "base_model: m\nmicro_batch_size: 2\ndatasets: []\nsequence_len: explore\n",
-            "Axolotl keeps its micro-batch size in micro_batch_size",
-        ),
     ],
 )
 def test_what_its_family_would_refuse_is_refused_before_anything_starts(tmp_path, suffix, text, words):
@@ -173,6 +168,16 @@ def test_what_its_family_would_refuse_is_refused_before_anything_starts(tmp_path
         loaded(tmp_path, text, suffix, "explore.replicas=1")
 
     assert words in str(raised.value)
+
+
+def test_a_word_at_another_key_is_the_typed_commands_and_else_an_error(tmp_path):
+    text = "base_model: m\nmicro_batch_size: 2\ndatasets: []\nval_set_size: 0\nsequence_len: explore\n"
+
+    config = loaded(tmp_path, text)
+
+    assert (config.layout, config.command.file.names) == ("command", {"micro_batch_size"})
+    with pytest.raises(UserInputError, match="Axolotl keeps its micro-batch size in micro_batch_size"):
+        load_config(written(tmp_path, text))
 
 
 def test_a_derived_accumulation_needs_the_replicas(tmp_path):

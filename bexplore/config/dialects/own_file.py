@@ -1,0 +1,85 @@
+"""A file of the user's own: what it resembles, and the line to type for the program that reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bexplore.config.dialects.family import Family, Likeness
+from bexplore.config.document import Document
+from bexplore.config.document.reader import KeyPath
+from bexplore.config.document.values import Values
+from bexplore.errors import UserInputError
+
+_WORD = "explore"
+# Names of scripts that train, in the order in which they are looked for. Source: the corpus of docs/dialects.md.
+_SCRIPTS = ("train.py", "main.py", "run.py", "train_*.py", "*_train.py", "run_*.py", "finetune*.py", "pretrain*.py")
+_CONFIG_OPTIONS = re.compile(r"""["'](--(?:config|cfg|conf|yaml|params|hparams|options?)(?:[-_](?:file|path))?)["']""")
+_OUTPUT_OPTIONS = re.compile(
+    r"""["'](--(?:out(?:put)?|save|log|work|exp|checkpoint)(?:[-_]?(?:dir|path|folder))?)["']"""
+)
+
+
+def find_words(document: Document) -> Iterator[KeyPath]:
+    """Yield the paths at which the file has the word, or the word with bounds."""
+    yield from (path for path in _find_words(document.values, ()) if path[0] != _WORD)
+
+
+def _find_words(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    if path and (value == _WORD or (isinstance(value, Mapping) and set(value) == {_WORD})):
+        yield path
+    elif isinstance(value, Mapping | list):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, inner in items:
+            yield from _find_words(inner, (*path, key))
+
+
+def holds_word_elsewhere(document: Document, likeness: Likeness) -> bool:
+    """Return whether the word stands at a key that the family does not read: who types the command knows the key."""
+    if not likeness.evidence:  # the user named the family
+        return False
+    known = likeness.family.size_path(Values(document.values))
+    return any(path != known for path in find_words(document))
+
+
+def refuse_own_file(document: Document, likeness: Likeness | None, guess: str = "") -> UserInputError:
+    """Return the error of a file that no family reads, and of which no command is given."""
+    word = next(find_words(document), None)
+    at = f", with {_WORD} at {'.'.join(map(str, word))}" if word else ""
+    message = f"{document.path} is a file of your own{at}, and no command trains with it"
+    resembles = likeness is not None and likeness.score > 0
+    if likeness is not None and resembles:
+        message += f": it resembles {likeness.family.title} by {', '.join(likeness.evidence)}"
+        message += f", which reads no {', '.join(likeness.against[:2])}" if likeness.against else ""
+    lines = [guess, f"type your training command behind it: {suggest_command(document.path)}"]
+    if likeness is not None and resembles:
+        lines.append(f"or explore.dialect: {likeness.family.name}, if it is one")
+    return UserInputError(message, hint="\n".join(filter(None, lines)))
+
+
+def suggest_command(path: Path, family: Family | None = None, values: Values | None = None) -> str:
+    """Return the line to type for a file: the family's, or that of the script which lies beside it."""
+    if family is not None and family.program is not None and values is not None:
+        return f"bexplore explore {path} -- {' '.join(family.program(values, 1).words)}"
+    if family is not None and family.note.startswith("-- "):
+        return f"bexplore explore {path} {family.note}"
+    script = _find_script(path)
+    text = script.read_text(errors="replace") if script is not None else ""
+    config = _CONFIG_OPTIONS.search(text)
+    output = _OUTPUT_OPTIONS.search(text)
+    words = ["python", str(script or "train.py")]
+    words += [config[1] if config else "--config", "{config}"]
+    words += [output[1] if output else "--out", "{output_dir}"]
+    return f"bexplore explore {path} -- {' '.join(words)}"
+
+
+def _find_script(path: Path) -> Path | None:
+    """Return the training script beside a file, in the folder above it or in the folder of the user."""
+    for folder in dict.fromkeys((path.parent, path.parent.parent, Path())):
+        for pattern in _SCRIPTS:
+            found = sorted(one for one in folder.glob(pattern) if one.is_file())
+            if found:
+                return found[0]
+    return None

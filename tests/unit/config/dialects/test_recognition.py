@@ -1,0 +1,208 @@
+"""Which family a file is of, by evidence for it and against it; and the command that trains with it, where certain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bexplore.config import starter
+from bexplore.config.config import Config
+from bexplore.config.load import load_config
+from bexplore.errors import UserInputError
+
+ARGUMENTS = "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: explore\n"
+TORCHTUNE = (
+    "batch_size: explore\nmodel:\n  _component_: torchtune.models.llama3.lora_llama3_8b\ntokenizer:\n  _component_: t\n"
+)
+DS = '"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}'
+# Files of people's own, each with a key that a family has too; and the family that they resemble.
+OWN = {
+    "a size and a seed": ("seed: 3\ntrain_batch_size: 24\nval_batch_size: 8\n", "DeepSpeed"),
+    "a diffusion trainer": (
+        "output_dir: o\ntrain_batch_size: 2\ngradient_accumulation_steps: 3\nresolution: 512\n",
+        "DeepSpeed",
+    ),
+    "a vision model and its data": ("base_model: resnet18\ndatasets: [cifar10]\nbatch_size: 64\n", "Axolotl"),
+    "features of Ludwig": ("base_model: m\nadapter: {type: lora}\ninput_features: []\ntrainer: {batch_size: 2}\n", ""),
+    "accumulation of one's own": ("batch_size: 24\ngrad_accum: 4\nmodel: {name: vit}\n", ""),
+    "a model and a data set": ("model_name_or_path: m\ndataset_name: d\nbatch_size: 4\noutput_dir: o\n", ""),
+    "an output folder and steps": ("output_dir: o\nmax_steps: 100\nbatch_size: 16\n", ""),
+    "a section train": ("train:\n  batch_size: 24\n  save_interval: 5\nmodel: {name: vit}\n", ""),
+    "a tree of Hydra": ("defaults:\n  - /trainer: d\ntrain:\n  global_batch_size: 256\ntrainer:\n  max_steps: 9\n", ""),
+    "a trainer of its own": ("trainer: energy\noptim:\n  batch_size: 20\n", ""),
+    "a trainer of a speech model": (
+        "trainer:\n  devices: 4\n  max_epochs: 3\nmodel:\n  train_ds:\n    batch_size: 16\nexp_manager: {}\n",
+        "",
+    ),
+    "a reinforcement learner": ("data:\n  train_batch_size: 512\ntrainer:\n  nnodes: 1\n  total_epochs: 2\n", ""),
+    "sizes of layers": ("num_layers: 2\nhidden_size: 8\ntrain_batch_size: 4\nlr: 1.0\n", "GPT-NeoX"),
+    "a model and a train set": ("model: unet\ntrain_dataset: d\nmicro_batch_size: 4\n", "LLaMA-Factory v1"),
+}
+
+
+def load(folder: Path, text: str, *overrides: str, name: str = "job.yaml") -> Config:
+    (folder / name).write_text(text)
+    return load_config(folder / name, overrides=["explore.writes_are_fine=true", *overrides])
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_file_with_one_usual_key_is_of_no_family(tmp_path, name):
+    text, family = OWN[name]
+
+    with pytest.raises(UserInputError, match="is a file of your own, and no command trains with it") as raised:
+        load(tmp_path, text)
+
+    assert (f"it resembles {family}" if family else "") in str(raised.value)
+    assert f"bexplore explore {tmp_path}/job.yaml -- python train.py --config {{config}}" in raised.value.hint
+    if "defaults" not in text:  # whose values are in several files
+        with pytest.raises(UserInputError, match="is a file of your own"):
+            starter.from_file(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_typed_command_takes_the_word_at_any_key_of_such_a_file(tmp_path, name):
+    text = OWN[name][0] + "other:\n  deep: [1, explore]\n"
+
+    config = load(tmp_path, text, 'explore.command=["t", "{config}"]')
+
+    assert config.layout == "command"
+    assert config.command.file.paths("micro_batch_size") == [("other", "deep", 1)]
+
+
+def test_a_file_without_the_word_names_its_own_key_to_type_it_at(tmp_path):
+    with pytest.raises(UserInputError) as raised:
+        load(tmp_path, "train:\n  batch_size: 24\n", 'explore.command=["t", "{config}"]')
+
+    assert "or train.batch_size: explore in its file" in raised.value.hint
+
+
+def test_the_script_beside_the_file_is_in_the_line_with_its_options(tmp_path):
+    (tmp_path / "train_net.py").write_text('p.add_argument("--cfg-file")\np.add_argument("--save_dir")\n')
+
+    with pytest.raises(UserInputError) as raised:
+        load(tmp_path, "SOLVER:\n  BATCH: 8\n")
+
+    assert f"-- python {tmp_path}/train_net.py --cfg-file {{config}} --save_dir {{output_dir}}" in raised.value.hint
+
+
+def test_dialect_none_is_a_file_of_ones_own(tmp_path):
+    config = load(tmp_path, ARGUMENTS, "explore.dialect=none", 'explore.command=["t", "{config}"]')
+    assert config.layout == "command"
+
+    with pytest.raises(UserInputError, match="is a file of your own"):
+        load(tmp_path, ARGUMENTS, "explore.dialect=none")
+
+
+def command_of(folder: Path, text: str, name: str = "job.yaml") -> str:
+    """The usual command of a file, or the line that its error says to type."""
+    try:
+        return " ".join(load(folder, text, name=name).command.argv)
+    except UserInputError as error:
+        assert "there is no command that trains with this file" in str(error)
+        return f"type {error.hint.partition(' -- ')[2]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("", "tune run lora_finetune_single_device --config {config}"),
+        ("fsdp_cpu_offload: false\n", "tune run --nproc_per_node 1 lora_finetune_distributed --config {config}"),
+        ("kd_loss: {}\nkd_ratio: 0.5\n", "type tune run knowledge_distillation_single_device --config {config}"),
+        ("quantizer: {}\nfake_quant_after_n_steps: 9\n", "type tune run qat_single_device --config {config}"),
+        ("ref_checkpointer: {}\n", "type tune run lora_dpo_single_device --config {config}"),
+        ("tasks: [truthfulqa_mc2]\n", "type tune run lora_finetune_single_device --config {config}"),
+    ],
+)
+def test_a_recipe_runs_where_it_reads_every_key_and_is_typed_else(tmp_path, text, command):
+    assert command_of(tmp_path, TORCHTUNE + text) == command
+
+
+@pytest.mark.parametrize(
+    ("header", "command"),
+    [
+        ("# tune run knowledge_distillation_single_device --config qwen2/kd\n", "knowledge_distillation_single_device"),
+        (
+            "#   tune run --nnodes 1 --nproc_per_node 2 qat_distributed \\\n#   --config x\n",
+            "--nproc_per_node 1 qat_distributed",
+        ),
+        (
+            "# tune download m\n\n# tune run --nproc_per_node=4 dev/grpo_full_finetune_distributed --config x\n",
+            "--nproc_per_node 1 dev/grpo_full_finetune_distributed",
+        ),
+    ],
+)
+def test_the_comments_above_a_file_name_its_recipe(tmp_path, header, command):
+    text = header + TORCHTUNE + "kd_loss: {}\n"
+
+    assert command_of(tmp_path, text) == f"tune run {command} --config {{config}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("packing: true\n", "trl sft --config {config}"),
+        ("packing: true\nloss_type: nll\n", "trl sft --config {config}"),
+        ("num_generations: 4\nepsilon: 0.2\n", "trl grpo --config {config}"),
+        ("loss_type: sigmoid\nbeta: 0.1\n", "type trl dpo --config {config}"),  # KTO and others have them too
+        ("num_generations: 4\n", "type trl grpo --config {config}"),
+        ("packing: true\ndataset_mixer: {}\n", "type trl sft --config {config}"),  # a handbook's own script
+    ],
+)
+def test_a_method_runs_where_no_other_has_its_keys_and_is_typed_else(tmp_path, text, command):
+    assert command_of(tmp_path, ARGUMENTS + text) == command
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "num_processes", "num_replicas"),
+    [
+        ("job.yaml", "tokens: {micro_batch_size: explore}\nparallelism: {dp: 4, tp: 2, pp: 2}\n", 16, 4),
+        (
+            "job.toml",
+            '[training]\nlocal_batch_size = "explore"\nseq_len = 8\n[job]\ndump_folder = "o"\n[parallelism]\n'
+            "data_parallel_replicate_degree = 1\ndata_parallel_shard_degree = 4\ntensor_parallel_degree = 2\n",
+            8,
+            4,
+        ),
+        (
+            "job.toml",
+            '[training]\nlocal_batch_size = "explore"\nseq_len = 8\n[job]\ndump_folder = "o"\n[parallelism]\n'
+            "data_parallel_replicate_degree = 2\n",
+            1,
+            1,  # the shards take all devices that remain, whose number is not in the file
+        ),
+    ],
+)
+def test_processes_are_all_degrees_and_replicas_those_of_data(tmp_path, name, text, num_processes, num_replicas):
+    config = load(tmp_path, text, name=name)
+
+    assert config.num_replicas == num_replicas
+    assert f"--nproc-per-node {num_processes} " in " ".join(config.command.argv)
+
+
+def test_devices_that_share_a_model_are_one_replica_of_accelerate(tmp_path):
+    text = (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MEGATRON_LM\nnum_processes: 8\n"
+        "megatron_lm_config: {megatron_lm_tp_degree: 4, megatron_lm_pp_degree: 1}\n"
+    )
+    command = 'explore.command=["accelerate", "launch", "--config_file", "{config}", "t.py", "{micro_batch_size}"]'
+
+    assert load(tmp_path, text, command).num_replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.json", f"{{{DS}}}"),
+        ("job.yaml", "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\n"),
+        ("job.yaml", "model: {class_path: m.M}\ndata: {class_path: d.D}\n"),
+    ],
+)
+def test_init_adds_no_size_that_nothing_reads(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+
+    with pytest.raises(UserInputError) as raised:
+        starter.from_file(tmp_path / name)
+
+    assert (tmp_path / name).read_text() == text
+    assert "no micro-batch size" in str(raised.value) or "is given" in str(raised.value)
