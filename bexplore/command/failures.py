@@ -64,16 +64,16 @@ def find_reported_failure(errors: Sequence[Mapping[str, Any]]) -> CommandFailure
     """
     if not errors:
         return None
-    refused = next(((error, found) for error in errors if (found := _refusal(error)) is not None), None)
+    refused = next(((error, found) for error in errors if (found := _find_refusal(error)) is not None), None)
     if refused is not None:
         error, (reason, link) = refused
         return CommandFailure(
             outcome=Outcome.OUT_OF_MEMORY,
-            reason=f"{reason}{_where(error)}: {_told(link)}"[:_LONGEST_REASON],
+            reason=f"{reason}{_describe_rank(error)}: {_describe_link(link)}"[:_LONGEST_REASON],
             traceback_text=error["traceback"],
         )
     error = next((error for error in errors if not _is_consequence(error)), errors[0])
-    text, where = _told(error["chain"][0]), _where(error)
+    text, where = _describe_link(error["chain"][0]), _describe_rank(error)
     in_compiler = any(one["module"].startswith(COMPILER_MODULES) for one in error["chain"])
     return CommandFailure(
         outcome=Outcome.COMPILE_FAILED if in_compiler else Outcome.CRASHED,
@@ -95,13 +95,13 @@ def find_lost_rank(log: str, reports: Reports) -> CommandFailure | None:
     roots = [one for one in read_ends_by_torchrun(log) if one.is_root_cause]
     ends = [*read_ends_by_srun(log), *roots]
     if ends:
-        failure = _of_rank_end(ends[0], log)
+        failure = _describe_rank_end(ends[0], log)
         return replace(failure, reason=f"{failure.reason}; {_LOST}")
     told = {str(error["rank"]) for error in reports.errors}
     silent = sorted({str(one["rank"]) for one in reports.hellos if one["rank"] is not None} - told)
     if not silent:
         return None
-    ended_by = _signal_in(log)
+    ended_by = _find_signal(log)
     reason = f"rank {', '.join(silent)} {f'was killed by {ended_by}' if ended_by else 'ended'}; {_LOST}"
     return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log, ended_by=ended_by)
 
@@ -115,11 +115,11 @@ def describe_end(
     refused = refusal_in_output(log)
     if refused:
         reason = f"the command wrote: {refused}"[:_LONGEST_REASON]
-        return CommandFailure(outcome=Outcome.OUT_OF_MEMORY, reason=reason, traceback_text=_last_traceback(log))
+        return CommandFailure(outcome=Outcome.OUT_OF_MEMORY, reason=reason, traceback_text=_cut_last_traceback(log))
     of_tasks = read_ends_by_srun(log)
     if of_tasks:
-        return _of_rank_end(of_tasks[0], log)
-    ended_by = signal_name(return_code) or _signal_in(log)
+        return _describe_rank_end(of_tasks[0], log)
+    ended_by = signal_name(return_code) or _find_signal(log)
     if lost_pid is not None or ended_by:
         rank = next((one.get("rank") for one in reports.hellos if one["pid"] == lost_pid), None)
         which = "a process of the training" if rank is None else f"rank {rank}"
@@ -130,7 +130,7 @@ def describe_end(
             traceback_text=log,
             ended_by=ended_by or signal.SIGKILL.name,
         )
-    trace = _last_traceback(log)
+    trace = _cut_last_traceback(log)
     last = last_line(trace or log) or "it wrote nothing else than logs" if log.strip() else "it wrote nothing"
     how = f"the command {ended_with(return_code)}" if return_code is not None else "the command was ended"
     return CommandFailure(
@@ -141,7 +141,7 @@ def describe_end(
     )
 
 
-def _of_rank_end(end: RankEnd, log: str) -> CommandFailure:
+def _describe_rank_end(end: RankEnd, log: str) -> CommandFailure:
     """Return the failure of ranks whose end the launcher tells; Slurm's limit of memory is that of the job's cgroup."""
     if end.return_code is None:
         reason = f"Slurm ended rank {end.shown} at the memory limit of the job"
@@ -152,7 +152,7 @@ def _of_rank_end(end: RankEnd, log: str) -> CommandFailure:
     return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log, ended_by=ended_by)
 
 
-def _signal_in(log: str) -> str:
+def _find_signal(log: str) -> str:
     """Return the signal of which the last lines of a log tell; empty for none."""
     found = _SIGNALLED.search(log)
     if found is not None:
@@ -165,7 +165,7 @@ def _is_consequence(error: Mapping[str, Any]) -> bool:
     return any(is_of_launcher(link["type"], link["message"]) for link in error["chain"])
 
 
-def _refusal(error: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+def _find_refusal(error: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
     """Return why memory was refused, and the exception that says so; None where none does."""
     for link in (*error["chain"], *error.get("contexts", ())):
         reason = refusal_reason((link["type"], *link.get("bases", ())), link["message"], OUT_OF_MEMORY_MESSAGES)
@@ -174,18 +174,18 @@ def _refusal(error: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
     return None
 
 
-def _told(link: Mapping[str, Any]) -> str:
-    return f"{link['type']}: {_first_line(link['message'])}"
+def _describe_link(link: Mapping[str, Any]) -> str:
+    return f"{link['type']}: {_read_first_line(link['message'])}"
 
 
-def _where(error: Mapping[str, Any]) -> str:
+def _describe_rank(error: Mapping[str, Any]) -> str:
     return f" on rank {error['rank']}" if error.get("rank") is not None else ""
 
 
-def _last_traceback(log: str) -> str:
+def _cut_last_traceback(log: str) -> str:
     starts = [found.start() for found in _TRACEBACK.finditer(log)]
     return _RANK_PREFIX.sub("", log[starts[-1] :]) if starts else ""
 
 
-def _first_line(message: str) -> str:
+def _read_first_line(message: str) -> str:
     return next((line.strip() for line in without_logs(message) if line.strip()), "no message")

@@ -82,10 +82,10 @@ def share_batches(ranks: Sequence[Rank]) -> tuple[Rank, ...]:
     num_passes = sum(step.num_passes for rank in loading for step in rank.steps)
     if num_served == 1 or not num_passes or round(num_fetches / num_passes) != num_served:
         return tuple(ranks)
-    return tuple(_share_of(rank, num_served) if rank.rows else rank for rank in ranks)
+    return tuple(_divide_batches(rank, num_served) if rank.rows else rank for rank in ranks)
 
 
-def _share_of(rank: Rank, num_served: int) -> Rank:
+def _divide_batches(rank: Rank, num_served: int) -> Rank:
     steps = (
         replace(
             step,
@@ -140,15 +140,15 @@ class ReportsReader:
     def read(self) -> Reports:
         """Return the reports so far."""
         found = sorted(os.scandir(self._folder), key=lambda entry: entry.name)
-        counts = (_counts(entry) for entry in found if entry.name.startswith("steps-"))
+        counts = (_read_counts(entry) for entry in found if entry.name.startswith("steps-"))
         return Reports(
-            hellos=tuple(self._parsed(found, "hello-", dict)),
-            ranks=tuple(sorted(self._parsed(found, "rank-", Rank.from_record), key=lambda rank: rank.rank)),
-            errors=tuple(sorted(self._parsed(found, "error-", dict), key=lambda error: error["at_s"])),
+            hellos=tuple(self._parse_records(found, "hello-", dict)),
+            ranks=tuple(sorted(self._parse_records(found, "rank-", Rank.from_record), key=lambda rank: rank.rank)),
+            errors=tuple(sorted(self._parse_records(found, "error-", dict), key=lambda error: error["at_s"])),
             counts=dict(one for one in counts if one is not None),
         )
 
-    def _parsed(self, found: Sequence[os.DirEntry[str]], kind: str, read: Callable[[Any], Any]) -> Iterator[Any]:
+    def _parse_records(self, found: Sequence[os.DirEntry[str]], kind: str, read: Callable[[Any], Any]) -> Iterator[Any]:
         for entry in found:
             if not entry.name.startswith(kind) or not entry.name.endswith(".json"):
                 continue
@@ -164,7 +164,7 @@ class ReportsReader:
                 yield record
 
 
-def _counts(entry: os.DirEntry[str]) -> tuple[Place, tuple[int, ...]] | None:
+def _read_counts(entry: os.DirEntry[str]) -> tuple[Place, tuple[int, ...]] | None:
     host, _, pid = entry.name.removeprefix("steps-").rpartition("-")
     words = Path(entry.path).read_text().split()
     return ((host, int(pid)), tuple(map(int, words))) if words else None

@@ -167,7 +167,7 @@ class CommandRunner:
         where the training had come to its end after other sizes, or a signal ended it.
         """
         stopwatch = Stopwatch()
-        held = self._next_of_held(probe, accumulation)
+        held = self._go_on_with_held(probe, accumulation)
         if held is None:
             capacity = self._learned.choose_capacity(probe.micro_batch_size, self.settings.candidates)
             held = self._open(probe, accumulation, capacity)
@@ -227,7 +227,7 @@ class CommandRunner:
             raise observation
         return None
 
-    def _next_of_held(self, probe: Probe, accumulation: int | None) -> OpenStart | None:
+    def _go_on_with_held(self, probe: Probe, accumulation: int | None) -> OpenStart | None:
         """Let the start that waits go on with a probe; end it and return None where it cannot."""
         held, size = self._held, probe.micro_batch_size
         if held is None or len(held.served) >= self.settings.sizes_per_start or not held.can_serve(size, accumulation):

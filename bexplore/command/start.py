@@ -211,19 +211,19 @@ class Start:
 
         Forks of an observed process have its command line, and are its helpers; so are those that compile for it.
         """
-        observed = self._observed()
+        observed = self._find_observed()
         known = {read_file(pid, "cmdline") for pid in observed}
         others = (pid for pid in self.alive() if pid not in observed and _TORCH in read_file(pid, "maps"))
-        return [pid for pid in others if read_file(pid, "cmdline") not in known and not _compiles(pid)]
+        return [pid for pid in others if read_file(pid, "cmdline") not in known and not _is_compiler(pid)]
 
-    def _observed(self) -> set[int]:
+    def _find_observed(self) -> set[int]:
         """Return the processes of this host that have loaded the observer, those that have ended too."""
         notes = (self.folder / "observer").glob(f"importing-{os.uname().nodename}-*")
         return {int(path.name.rpartition("-")[2]) for path in notes}
 
     def hold_scripts(self) -> None:
         """Stop the scripts that wait for a launcher: one whose training has failed would go on."""
-        observed = self._observed()
+        observed = self._find_observed()
         above = {parent for pid in observed for parent in find_ancestors(pid)} - observed
         self._tree.signal(lambda pid: pid in above, signal.SIGSTOP)
 
@@ -294,7 +294,7 @@ def _find_reapers() -> Iterator[tuple[str, bool]]:
                 yield folder, str(process_tree.read_parent(pid)) == explorer
 
 
-def _compiles(pid: int) -> bool:
+def _is_compiler(pid: int) -> bool:
     """Return whether a process is one of Inductor's, or was started by one."""
     return any(_COMPILERS in read_file(one, "cmdline") for one in (pid, *find_ancestors(pid)))
 
@@ -338,7 +338,7 @@ class DeviceUse:
     def wait_until_free(self) -> list[str]:
         """Wait until the devices hold no more than before the start; return warnings about those that do."""
         limit_s = time.monotonic() + FREE_LIMIT_S
-        while held := self._held():
+        while held := self._find_held_bytes():
             if time.monotonic() >= limit_s:
                 return [
                     f"device {device} holds {format_bytes(more)} more than before the start: the next size has less"
@@ -347,7 +347,7 @@ class DeviceUse:
             time.sleep(FREE_POLL_S)
         return []
 
-    def _held(self) -> dict[str, int]:
+    def _find_held_bytes(self) -> dict[str, int]:
         now = read_used_bytes() if self.before else {}
         more = {device: used - self.before.get(device, used) for device, used in now.items()}
         return {device: count for device, count in more.items() if count > SLACK_BYTES}

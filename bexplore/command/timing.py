@@ -48,10 +48,10 @@ def time_rank(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
         return None
     timed = [step for _, step in pairs]
     per_pass = 1.0 if _is_fetched_whole(timed, micro_batch_size) else count_micro_batches_per_pass(timed)
-    times_s = _without_evaluations([step.ended_s - before.ended_s for before, step in pairs], timed)
+    times_s = _subtract_evaluations([step.ended_s - before.ended_s for before, step in pairs], timed)
     updates_s = [min(step.update_s, seconds) for step, seconds in zip(timed, times_s, strict=True)]
     counts = [max(step.num_passes, 1) * per_pass for step in timed]
-    epoch = _epoch_of(rank, micro_batch_size, statistics.median(counts)) or _period_of(timed, micro_batch_size)
+    epoch = _find_epoch(rank, micro_batch_size, statistics.median(counts)) or _find_period(timed, micro_batch_size)
     if epoch is not None and epoch.num_steps <= len(timed):
         times_s, updates_s, counts = (epoch.means(values) for values in (times_s, updates_s, counts))
         times_s = [(s - u) / epoch.fill + u for s, u in zip(times_s, updates_s, strict=True)]
@@ -65,7 +65,7 @@ def time_rank(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
     )
 
 
-def _without_evaluations(times_s: Sequence[float], steps: Sequence[Step]) -> list[float]:
+def _subtract_evaluations(times_s: Sequence[float], steps: Sequence[Step]) -> list[float]:
     """Return the seconds of steps without the evaluations that ran in them.
 
     What an evaluation took is known roughly, and may be a thousand times the step: where enough steps have none, one
@@ -101,7 +101,7 @@ class _Epoch:
         return [statistics.fmean(values[start : start + self.num_steps]) for start in starts]
 
 
-def _epoch_of(rank: Rank, micro_batch_size: int, micro_batches_per_step: float) -> _Epoch | None:
+def _find_epoch(rank: Rank, micro_batch_size: int, micro_batches_per_step: float) -> _Epoch | None:
     """Return the steps of whole epochs; None where every batch of a loader is full, or its samples are not known."""
     rest = (rank.num_samples or 0) % micro_batch_size
     if rank.num_samples is None or not rest or rest not in rank.rows:
@@ -112,7 +112,7 @@ def _epoch_of(rank: Rank, micro_batch_size: int, micro_batches_per_step: float) 
     return _Epoch(num_steps=num_steps, fill=rank.num_samples / (num_batches * micro_batch_size))
 
 
-def _period_of(steps: Sequence[Step], micro_batch_size: int) -> _Epoch | None:
+def _find_period(steps: Sequence[Step], micro_batch_size: int) -> _Epoch | None:
     """Return the steps after which the numbers of samples repeat; None where all are equal, or a loader has them.
 
     Where they do not repeat, the mean of all holds for each quarter of them.

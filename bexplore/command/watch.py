@@ -191,7 +191,7 @@ class Watch:
         seen_s, ahead_s = self._fastest[0], now_s - self._fastest[0] + POLLS_AHEAD * self._poll_s + AHEAD_S
         step_s = (seen_s - since_s) / (fastest - first) if fastest > first else 0.0
         last = fastest + 2 + math.ceil(ahead_s / max(step_s, LEAST_STEP_S))
-        is_long = seen_s - since_s + ahead_s >= self._timed_s(since_s - self._began_s)
+        is_long = seen_s - since_s + ahead_s >= self._choose_timed_s(since_s - self._began_s)
         is_enough = is_long and fastest > first and last - first >= MIN_TIMED_STEPS
         if self.num_steps is not None and last >= self.num_steps:
             return
@@ -208,7 +208,7 @@ class Watch:
             self.stop_after(needed)
         return self._last_step is not None and fewest < min(needed, self._last_step)
 
-    def _timed_s(self, warmup_s: float) -> float:
+    def _choose_timed_s(self, warmup_s: float) -> float:
         if self.is_shared:
             return SHARED_S
         return min(max(TIMED_SHARE * warmup_s, LEAST_TIMED_S), MOST_TIMED_S)

@@ -41,7 +41,9 @@ def build_environment(config: Config, on_progress: Progress = lambda report: Non
         )
     number, emulated = parse_device_name(name)
     on_progress({"stage": "emulate", "device": emulated.name})
-    return emulated_environment(emulated, num_devices=number or num_devices(config), torch_folder=_torch_folder(config))
+    return emulated_environment(
+        emulated, num_devices=number or num_devices(config), torch_folder=_find_torch_folder(config)
+    )
 
 
 def num_devices(config: Config) -> int:
@@ -62,9 +64,9 @@ def num_devices(config: Config) -> int:
     return 1
 
 
-def _torch_folder(config: Config) -> Path | None:
+def _find_torch_folder(config: Config) -> Path | None:
     command = config.command
-    python = None if command is None else _python(command.argv[0])
+    python = None if command is None else _find_python(command.argv[0])
     if python is None:
         return None
     try:
@@ -76,7 +78,7 @@ def _torch_folder(config: Config) -> Path | None:
     return Path(found) if found else None
 
 
-def _python(word: str) -> str | None:
+def _find_python(word: str) -> str | None:
     """Return the Python that a program is, or that its first line names; None where neither is so."""
     program = shutil.which(word)
     if program is None:

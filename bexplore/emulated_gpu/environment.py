@@ -84,15 +84,15 @@ def emulated_environment(
     return {
         **{f"{PREFIX}{name}": str(number) for name, number in numbers.items()},
         f"{PREFIX}NAME": device.name,
-        f"{PREFIX}SHARED_FOLDER": str(_shared_folder()),
+        f"{PREFIX}SHARED_FOLDER": str(_make_shared_folder()),
         "CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in range(num_devices)),
-        "LD_PRELOAD": _preloaded(folder),
+        "LD_PRELOAD": _list_preloaded(folder),
         "TRITON_LIBCUDA_PATH": str(folder),
-        **_compiler_caches(),
+        **_separate_compiler_caches(),
     }
 
 
-def _preloaded(folder: Path) -> str:
+def _list_preloaded(folder: Path) -> str:
     """Return the list of libraries that are loaded before a program.
 
     torch's libraries name the folders of NVIDIA's by RPATH, which is searched before LD_LIBRARY_PATH; but no library
@@ -103,13 +103,13 @@ def _preloaded(folder: Path) -> str:
     return ":".join([*own, *others])
 
 
-def _compiler_caches() -> dict[str, str]:
+def _separate_compiler_caches() -> dict[str, str]:
     """Keep what is tuned on an emulated device, where all candidates are equally fast, away from real ones."""
     folder = cache_folder("emulated_gpu_compiled")
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
-def _shared_folder() -> Path:
+def _make_shared_folder() -> Path:
     parent = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
     for path in parent.glob(f"{_SHARED_PREFIX}*"):
         with suppress(OSError, ValueError):  # another's, or gone meanwhile

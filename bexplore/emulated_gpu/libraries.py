@@ -100,14 +100,14 @@ def read_torch(folder: Path | None = None) -> CudaTorch:
             raise EmulationError("an emulated GPU needs PyTorch, which is not installed here", hint=_INSTALL)
         folder = Path(next(iter(spec.submodule_search_locations)))
     try:
-        values = _assigned_texts((folder / "version.py").read_text())
+        values = _read_assigned_texts((folder / "version.py").read_text())
         version = values["__version__"]
     except (OSError, SyntaxError, KeyError) as error:
         raise EmulationError(f"{folder} holds no PyTorch that could use an emulated GPU", hint=_INSTALL) from error
     cuda = re.match(r"(\d+)\.(\d+)", values.get("cuda", ""))
     if cuda is None:
         raise EmulationError(f"an emulated GPU needs a CUDA build of PyTorch, and {version} has none", hint=_INSTALL)
-    wanted = _wanted_packages(folder)
+    wanted = _read_wanted_packages(folder)
     return CudaTorch(
         folder=folder,
         version=version,
@@ -118,7 +118,7 @@ def read_torch(folder: Path | None = None) -> CudaTorch:
     )
 
 
-def _assigned_texts(source: str) -> dict[str, str]:
+def _read_assigned_texts(source: str) -> dict[str, str]:
     found = {}
     for node in ast.parse(source).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
@@ -128,7 +128,7 @@ def _assigned_texts(source: str) -> dict[str, str]:
     return found
 
 
-def _wanted_packages(folder: Path) -> dict[str, str]:
+def _read_wanted_packages(folder: Path) -> dict[str, str]:
     """Return the versions of NVIDIA's packages that the wheel requires, by their name without what stands around it."""
     for path in folder.parent.glob("torch-*.dist-info/METADATA"):
         lines = re.findall(r"^Requires-Dist: nvidia-([a-z]+)-cu\d+==([\d.]+)", path.read_text(errors="replace"), re.M)
@@ -182,7 +182,7 @@ def built_libraries(torch_folder: Path | None = None) -> Path:
 def describe_tools(torch_folder: Path | None = None) -> str:
     """Return what the libraries are built for and with, in words; nothing is built."""
     torch = read_torch(torch_folder)
-    tools = _found_tools(torch)
+    tools = _find_tools(torch)
     return f"torch {torch.version}, {tools.compiler}, headers in {tools.headers}"
 
 
@@ -194,13 +194,13 @@ def _digest(torch: CudaTorch) -> str:
 
 
 def _build(torch: CudaTorch, folder: Path) -> None:
-    tools = _found_tools(torch)
+    tools = _find_tools(torch)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=folder.parent) as scratch_name:
         scratch = Path(scratch_name)
         finished = scratch / "lib"
         finished.mkdir()
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            wanted = _wanted_by(torch, tools, pool)
+            wanted = _read_wanted(torch, tools, pool)
             own = [name for library in _OWN_SOURCES for name in _OWN_SOURCES[library]]
             for _ in pool.map(lambda name: _compile(_SOURCES / name, scratch, tools, torch), own):
                 pass
@@ -211,18 +211,16 @@ def _build(torch: CudaTorch, folder: Path) -> None:
         finished.replace(folder)
 
 
-def _found_tools(torch: CudaTorch) -> _Tools:
+def _find_tools(torch: CudaTorch) -> _Tools:
     compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
         raise EmulationError(
             "no C++ compiler is here to build the libraries of an emulated GPU", hint="install g++: apt install g++"
         )
-    return _Tools(
-        compiler=compiler, nm=_found_tool("nm"), readelf=_found_tool("readelf"), headers=_found_headers(torch)
-    )
+    return _Tools(compiler=compiler, nm=_find_tool("nm"), readelf=_find_tool("readelf"), headers=_find_headers(torch))
 
 
-def _found_tool(name: str) -> str:
+def _find_tool(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         raise EmulationError(
@@ -232,7 +230,7 @@ def _found_tool(name: str) -> str:
     return path
 
 
-def _found_headers(torch: CudaTorch) -> Path:
+def _find_headers(torch: CudaTorch) -> Path:
     """Return the folder of NVIDIA's headers: given, beside torch, Triton's own, or of an installed toolkit."""
     beside = torch.folder.parent
     folders = [
@@ -244,7 +242,7 @@ def _found_headers(torch: CudaTorch) -> Path:
         _TOOLKIT,
     ]
     for folder in folders:
-        if _cuda_major_of(folder) == torch.cuda[0]:
+        if _read_cuda_major(folder) == torch.cuda[0]:
             return folder
     major = torch.cuda[0]
     raise EmulationError(
@@ -254,7 +252,7 @@ def _found_headers(torch: CudaTorch) -> Path:
     )
 
 
-def _cuda_major_of(folder: Path) -> int | None:
+def _read_cuda_major(folder: Path) -> int | None:
     """Return the major version of the headers in a folder; None where some are missing."""
     try:
         if not (folder / "cuda_runtime_api.h").is_file() or not (folder / "crt" / "host_defines.h").is_file():
@@ -265,7 +263,7 @@ def _cuda_major_of(folder: Path) -> int | None:
     return int(found[1]) // 1000 if found else None
 
 
-def _wanted_by(torch: CudaTorch, tools: _Tools, pool: ThreadPoolExecutor) -> _Wanted:
+def _read_wanted(torch: CudaTorch, tools: _Tools, pool: ThreadPoolExecutor) -> _Wanted:
     """Read from the libraries of a PyTorch which libraries and symbols of CUDA they want."""
     paths = sorted(path for path in (torch.folder / "lib").glob("*.so*") if path.is_file())
     wanted = _Wanted()
@@ -303,23 +301,34 @@ def _compile(source: Path, scratch: Path, tools: _Tools, torch: CudaTorch) -> No
     versions = {"CUDA": torch.cuda[0] * 1000 + torch.cuda[1] * 10, "CUDNN": torch.cudnn, "NCCL": torch.nccl}
     defined = [f"-DBEXPLORE_{name}_VERSION={number}" for name, number in versions.items()]
     folders = [f"-I{_SOURCES}", f"-I{tools.headers}"]
-    _run([tools.compiler, *_FLAGS, *defined, *folders, "-c", str(source), "-o", str(_object_of(source.name, scratch))])
+    _run(
+        [
+            tools.compiler,
+            *_FLAGS,
+            *defined,
+            *folders,
+            "-c",
+            str(source),
+            "-o",
+            str(_name_object(source.name, scratch)),
+        ]
+    )
 
 
-def _object_of(source_name: str, scratch: Path) -> Path:
+def _name_object(source_name: str, scratch: Path) -> Path:
     return scratch / f"{source_name}.o"
 
 
 def _link(library: str, wanted: _Wanted, scratch: Path, finished: Path, tools: _Tools, torch: CudaTorch) -> None:
     """Link one library of its own objects and of stubs for the wanted symbols that they do not define."""
-    objects = [_object_of(name, scratch) for name in _OWN_SOURCES.get(library, ())]
+    objects = [_name_object(name, scratch) for name in _OWN_SOURCES.get(library, ())]
     defined = set(re.findall(r" [TDBVW] (\w+)", "".join(_run([tools.nm, str(path)]) for path in objects)))
     stubs = scratch / f"{library}.stubs.cpp"
-    stubs.write_text(_stub_source(library, wanted.symbols.get(library, set()) - defined))
+    stubs.write_text(_make_stub_source(library, wanted.symbols.get(library, set()) - defined))
     _compile(stubs, scratch, tools, torch)
     soname = wanted.sonames[library]
     command = [tools.compiler, "-shared", "-o", str(finished / soname), f"-Wl,-soname,{soname}"]
-    command += [str(path) for path in (*objects, _object_of(stubs.name, scratch))]
+    command += [str(path) for path in (*objects, _name_object(stubs.name, scratch))]
     if library in wanted.versions:
         script = scratch / f"{library}.map"
         script.write_text(f"{wanted.versions[library]} {{ global: *; }};\n")
@@ -335,7 +344,7 @@ def _link(library: str, wanted: _Wanted, scratch: Path, finished: Path, tools: _
         _run(command)
 
 
-def _stub_source(library: str, symbols: set[str]) -> str:
+def _make_stub_source(library: str, symbols: set[str]) -> str:
     macro = _STUBS.get(library, "STUB")
     functions = "".join(f"{macro}({symbol})\n" for symbol in sorted(symbols))
     return f'#include "stub.hpp"\n\n{functions}'

@@ -46,7 +46,7 @@ class BudgetChoice:
 
         The order of decisions is torch's. Source: `choose_saved_values_set` in torch/_functorch/partitioners.py.
         """
-        slots = self._slots(joint_graph)
+        slots = self._find_slots(joint_graph)
         if not slots:
             return usual_choice(joint_graph, node_info, memory_budget)
         if self.missing:  # the blocks lie in several graphs
@@ -72,13 +72,13 @@ class BudgetChoice:
         recomputed, self.missing = whole.shorten(kept)
         return cut(joint_graph, node_info, freedom=2, recomputed=recomputed)[0]
 
-    def _slots(self, joint_graph: Graph) -> dict[Node, _Slot]:
+    def _find_slots(self, joint_graph: Graph) -> dict[Node, _Slot]:
         slots: dict[Node, _Slot] = {}
         found: dict[str, _Slot | None] = {}
         for node in joint_graph.nodes:
             module = find_modules(node) if node.op == "call_function" else ""
             if module not in found:
-                found[module] = next(self._owners(module), None)
+                found[module] = next(self._find_owners(module), None)
             if (slot := found[module]) is not None:
                 slots[node] = slot
         for node in joint_graph.nodes:
@@ -87,7 +87,7 @@ class BudgetChoice:
                 slots[node] = slot
         return slots
 
-    def _owners(self, module: str) -> Iterator[_Slot]:
+    def _find_owners(self, module: str) -> Iterator[_Slot]:
         for repeat in self.repeats:
             if module and repeat.copies > self.kept_blocks:
                 blocks = (block for block in range(self.kept_blocks) if repeat.owns(module, block))
@@ -109,7 +109,7 @@ class _Sizes:
     def is_steady(self, saved: Sequence[Node]) -> bool:
         """Return whether inner blocks keep the same."""
         repeats = {id(slot.repeat): slot.repeat for slot in self._slots.values()}
-        return all(self._kept(repeat, saved, 0) == self._kept(repeat, saved, 1) for repeat in repeats.values())
+        return all(self._sum_kept(repeat, saved, 0) == self._sum_kept(repeat, saved, 1) for repeat in repeats.values())
 
     def _times(self, node: Node) -> float:
         slot = self._slots.get(node)
@@ -117,7 +117,7 @@ class _Sizes:
             return 1.0
         return 1.0 + (slot.repeat.copies - self._kept_blocks) / len(self._inner)
 
-    def _kept(self, repeat: Repeat, saved: Sequence[Node], place: int) -> int:
+    def _sum_kept(self, repeat: Repeat, saved: Sequence[Node], place: int) -> int:
         own = _Slot(repeat, self._inner[place])
         return sum(size_of_node(node) for node in saved if self._slots.get(node) == own)
 
@@ -136,7 +136,7 @@ class _WholeModel:
         for node in items:
             if (slot := slots.get(node)) is not None:
                 self._of_block.setdefault(slot.repeat, {}).setdefault(slot.block, []).append(node)
-        self._first = {repeat: self._first_inner(blocks) for repeat, blocks in self._of_block.items()}
+        self._first = {repeat: self._find_first_inner(blocks) for repeat, blocks in self._of_block.items()}
         self._places: list[tuple[Repeat, int, int] | None] = []  # of each item: run, block of the whole, place in it
         self.items: list[Node] = []
         for slot in dict.fromkeys(slots.get(node) for node in items):
@@ -160,13 +160,13 @@ class _WholeModel:
         for repeat, first in self._first.items():
             nodes = self._of_block[repeat]
             weights = [size_of_node(node) for node in nodes[first]]
-            runs = shorten(self._kinds(repeat, kept), weights, self._last - first)
+            runs = shorten(self._list_kinds(repeat, kept), weights, self._last - first)
             for block, (kind, _) in enumerate(runs, start=first):
                 recomputed += [node for place, node in enumerate(nodes[block]) if place not in kind]
             missing[repeat] = {block: times - 1.0 for block, (_, times) in enumerate(runs, start=first)}
         return recomputed, missing
 
-    def _first_inner(self, blocks: Mapping[int, Sequence[Node]]) -> int:
+    def _find_first_inner(self, blocks: Mapping[int, Sequence[Node]]) -> int:
         first = self._last
         model = _signature(blocks.get(self._last - 1, ()))
         while first > 1 and _signature(blocks.get(first - 1, ())) == model:
@@ -188,7 +188,7 @@ class _WholeModel:
         repeat, block, _ = place
         return block < self._first[repeat] or block == repeat.copies - 1
 
-    def _kinds(self, repeat: Repeat, kept: set[int]) -> list[Kind]:
+    def _list_kinds(self, repeat: Repeat, kept: set[int]) -> list[Kind]:
         kinds: dict[int, set[int]] = {block: set() for block in range(self._first[repeat], repeat.copies - 1)}
         for index in kept:
             place = self._places[index]

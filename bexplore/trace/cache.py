@@ -57,7 +57,7 @@ class Sources:
 
 def find_imported_sources(began_s: float) -> Sources | None:
     """Return what this process has imported; None where a file may have changed since the first import (Unix time)."""
-    paths = set(_own_files())
+    paths = set(_list_own_files())
     if any(path.stat().st_mtime >= began_s for path in paths):
         return None
     names = {name.partition(".")[0] for name in sys.modules}
@@ -70,8 +70,8 @@ def find_imported_sources(began_s: float) -> Sources | None:
 
 def recall(job: Job, *, gpu: GpuProperties | None) -> CostModel | None:
     """Return the trace of the same job in an earlier run, if nothing that it was made from has changed."""
-    key = _key(job, gpu)
-    for path in _entries(f"*-{key}.json"):
+    key = _make_key(job, gpu)
+    for path in _list_entries(f"*-{key}.json"):
         with suppress(*_DAMAGE):
             entry = read_json(path)
             if entry["format"] == _FORMAT and Sources(**entry["sources"]).are_unchanged():
@@ -91,18 +91,18 @@ def remember(job: Job, cost_model: CostModel, sources: Sources, *, gpu: GpuPrope
     }
     with suppress(OSError, RuntimeError, BexploreError):  # no room, no home
         cache_folder(_FOLDER).mkdir(parents=True, exist_ok=True)
-        write_json(cache_folder(_FOLDER) / f"{cost_model.fingerprint}-{_key(job, gpu)}.json", entry)
-        for path in _entries("*.json")[MAX_ENTRIES:]:
+        write_json(cache_folder(_FOLDER) / f"{cost_model.fingerprint}-{_make_key(job, gpu)}.json", entry)
+        for path in _list_entries("*.json")[MAX_ENTRIES:]:
             path.unlink(missing_ok=True)
 
 
-def _entries(pattern: str) -> list[Path]:
+def _list_entries(pattern: str) -> list[Path]:
     with suppress(OSError, RuntimeError):  # another process removed one meanwhile; no home
         return sorted(cache_folder(_FOLDER).glob(pattern), key=lambda path: -path.stat().st_mtime_ns)
     return []
 
 
-def _key(job: Job, gpu: GpuProperties | None) -> str:
+def _make_key(job: Job, gpu: GpuProperties | None) -> str:
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -119,7 +119,7 @@ def _key(job: Job, gpu: GpuProperties | None) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _own_files() -> Iterator[Path]:
+def _list_own_files() -> Iterator[Path]:
     """Yield the files of imported modules that belong neither to Python nor to an installed package."""
     standard = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     for module in list(sys.modules.values()):

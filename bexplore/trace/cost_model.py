@@ -227,17 +227,17 @@ class CostModel:
         """Return the peak bytes by phase: `forward`, `backward`, `update`; evaluation has the first alone."""
         return {
             phase.value: max(math.ceil(peak.size(micro_batch_size)) for peak in peaks)
-            for phase, peaks in self._peaks_of(micro_batch_size).items()
+            for phase, peaks in self._choose_peaks(micro_batch_size).items()
         }
 
     def peak_at(self, micro_batch_size: int) -> tuple[Phase, Peak]:
         """Return the highest moment of a step and the phase in which it lies."""
         return max(
-            ((phase, peak) for phase, peaks in self._peaks_of(micro_batch_size).items() for peak in peaks),
+            ((phase, peak) for phase, peaks in self._choose_peaks(micro_batch_size).items() for peak in peaks),
             key=lambda moment: moment[1].size(micro_batch_size),
         )
 
-    def _peaks_of(self, micro_batch_size: int) -> Mapping[Phase, tuple[Peak, ...]]:
+    def _choose_peaks(self, micro_batch_size: int) -> Mapping[Phase, tuple[Peak, ...]]:
         return self.small.peaks if self.small is not None and micro_batch_size <= self.largest_small else self.peaks
 
     def largest_buffers(self, micro_batch_size: int) -> list[tuple[str, int]]:
@@ -303,9 +303,9 @@ def find_peaks(resident: Sequence[Buffer], events: Sequence[Event], *, past: Seq
     return tuple(
         Peak(
             size=Polynomial.from_record([_whole(value) for value in running[index]]),
-            buffers=_largest(resident, [*past, *events[:index]]),
+            buffers=_find_largest(resident, [*past, *events[:index]]),
         )
-        for index in _upper_envelope(running)
+        for index in _find_upper_envelope(running)
     )
 
 
@@ -313,7 +313,7 @@ def _whole(value: float) -> float:
     return int(value) if float(value).is_integer() else float(value)
 
 
-def _upper_envelope(running: np.ndarray) -> list[int]:
+def _find_upper_envelope(running: np.ndarray) -> list[int]:
     """Return the rows of (num_moments, 3) coefficients that are the maximum for some b >= 1, by growing b."""
     order = np.lexsort((-running[:, 0], -running[:, 1], -running[:, 2]))
     kept: list[int] = []
@@ -323,10 +323,10 @@ def _upper_envelope(running: np.ndarray) -> list[int]:
     kept.reverse()  # the steepest last
     if np.any(running[kept, 2]):
         return kept
-    return _hull([(float(running[index, 0]), float(running[index, 1]), index) for index in kept])
+    return _find_hull([(float(running[index, 0]), float(running[index, 1]), index) for index in kept])
 
 
-def _hull(lines: Sequence[tuple[float, float, int]]) -> list[int]:
+def _find_hull(lines: Sequence[tuple[float, float, int]]) -> list[int]:
     """Return those lines (constant, slope, index), by growing slope, that form the upper hull at b >= 1."""
     hull: list[tuple[float, float, int]] = []
     for line in lines:
@@ -340,7 +340,7 @@ def _crossing(first: tuple[float, float, int], second: tuple[float, float, int])
     return (first[0] - second[0]) / (second[1] - first[1])
 
 
-def _largest(resident: Sequence[Buffer], past: Sequence[Event]) -> tuple[Buffer, ...]:
+def _find_largest(resident: Sequence[Buffer], past: Sequence[Event]) -> tuple[Buffer, ...]:
     alive: dict[str, Polynomial] = {buffer.label: buffer.size for buffer in resident}
     for event in past:
         alive[event.place.label] = alive.get(event.place.label, Polynomial()) + event.size

@@ -44,7 +44,7 @@ def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
         is_on_host = torch.device(job.device).type == "cpu"  # any other memory is for the probes
     if not is_on_host:
         return _build_with_real_host(job)
-    return _build_shared(job) if job.parallelism.is_distributed else _from_real(_build_real(job))
+    return _build_shared(job) if job.parallelism.is_distributed else _replace_real(_build_real(job))
 
 
 def _build_shared(job: Job) -> tuple[Workload, FakeTensors]:
@@ -59,7 +59,7 @@ def _build_shared(job: Job) -> tuple[Workload, FakeTensors]:
 
     with convert_modules(fake):
         workload = _build_real(job)
-    return _with_fake_batches(workload, fake_mode), fake_mode
+    return _make_batches_fake(workload, fake_mode), fake_mode
 
 
 def _build_real(job: Job) -> Workload:
@@ -95,16 +95,16 @@ class _RealOnHost(torch_private.TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _from_real(workload: Workload) -> tuple[Workload, FakeTensors]:
+def _replace_real(workload: Workload) -> tuple[Workload, FakeTensors]:
     fake_mode = FakeTensors(allow_non_fake_inputs=True)  # tensors that are neither parameters nor buffers
     faked = _replace_tensors(workload.compiled_modules, fake_mode)
     for optimizer in workload.optimizers:
         for group in optimizer.param_groups:
             group["params"] = [faked(parameter) for parameter in group["params"]]
-    return _with_fake_batches(workload, fake_mode), fake_mode
+    return _make_batches_fake(workload, fake_mode), fake_mode
 
 
-def _with_fake_batches(workload: Workload, fake_mode: FakeTensors) -> Workload:
+def _make_batches_fake(workload: Workload, fake_mode: FakeTensors) -> Workload:
     make_real_batch = workload.make_batch
 
     def make_batch(micro_batch_size: int) -> Any:
@@ -120,7 +120,7 @@ def _replace_tensors(modules: Iterable[nn.Module], fake_mode: FakeTensors) -> Ca
     replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by identity, so that tied weights stay tied
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:
-        return replaced.setdefault(id(tensor), (tensor, _fake(tensor, fake_mode)))[1]
+        return replaced.setdefault(id(tensor), (tensor, _make_fake(tensor, fake_mode)))[1]
 
     for module in modules:
         for owner in module.modules():
@@ -130,6 +130,6 @@ def _replace_tensors(modules: Iterable[nn.Module], fake_mode: FakeTensors) -> Ca
     return faked
 
 
-def _fake(tensor: torch.Tensor, fake_mode: FakeTensors) -> torch.Tensor:
+def _make_fake(tensor: torch.Tensor, fake_mode: FakeTensors) -> torch.Tensor:
     fake = fake_mode.from_tensor(tensor.detach())
     return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake

@@ -93,17 +93,17 @@ class _Reader:
         for name in self._graph.constants:
             yield Allocate(name, Polynomial(), Place("constant"))
         for line in self._graph.wrapper_code.lines:
-            yield from self._steps_of(line)
+            yield from self._read_line(line)
 
-    def _steps_of(self, line: Any) -> Iterator[Step]:  # noqa: C901 - a case for each kind of line
+    def _read_line(self, line: Any) -> Iterator[Step]:  # noqa: C901 - a case for each kind of line
         match line:
             case str() if match := _BUFFER_OF_TEXT.match(line):
                 buffer = self._graph.get_buffer(match[1])
-                yield Allocate(match[1], self._storage_size(buffer), _place(buffer))
+                yield Allocate(match[1], self._storage_size(buffer), _find_place(buffer))
             case wrapper_lines.AllocateLine():
-                yield Allocate(line.node.get_name(), self._storage_size(line.node), _place(line.node))
+                yield Allocate(line.node.get_name(), self._storage_size(line.node), _find_place(line.node))
             case wrapper_lines.ReuseLine():
-                yield Alias(line.reused_as.get_name(), line.node.get_name(), _place(line.reused_as))
+                yield Alias(line.reused_as.get_name(), line.node.get_name(), _find_place(line.reused_as))
                 if line.delete_old:
                     yield Drop(line.node.get_name())
             case wrapper_lines.ReinterpretLine():
@@ -117,9 +117,9 @@ class _Reader:
                 for output in _elements(line.node):
                     yield Drop(_element(line.node.get_name(), output.indices))
             case wrapper_lines.ExternKernelAllocLine():
-                yield from self._extern_allocation(line.node)
+                yield from self._read_extern_allocation(line.node)
 
-    def _extern_allocation(self, node: Any) -> Iterator[Step]:
+    def _read_extern_allocation(self, node: Any) -> Iterator[Step]:
         aliased = list(node.get_inputs_that_alias_output())
         outputs = _elements(node)
         if isinstance(node.get_output_spec(), ir.MultiOutputLayout):
@@ -128,16 +128,16 @@ class _Reader:
                 if aliased:
                     yield Alias(name, aliased[0])
                 else:
-                    yield Allocate(name, self._storage_size(output), _place(node))
+                    yield Allocate(name, self._storage_size(output), _find_place(node))
         elif isinstance(node.get_output_spec(), ir.Layout) and not isinstance(node.get_output_spec(), ir.NoneLayout):
             if aliased:
                 yield Alias(node.get_name(), aliased[0])
             else:
-                yield Allocate(node.get_name(), self._storage_size(node), _place(node))
+                yield Allocate(node.get_name(), self._storage_size(node), _find_place(node))
         yield from self._workspace(node, outputs[0] if outputs else node)
 
     def _workspace(self, node: Any, output: Any) -> Iterator[Step]:
-        origin = _origin(node)
+        origin = _find_origin(node)
         if origin is None or not isinstance(output.get_output_spec(), ir.Layout):
             return
         layout = output.get_output_spec()
@@ -152,7 +152,7 @@ class _Reader:
         )
         name = f"{node.get_name()} workspace"
         for size in sizes:
-            yield Allocate(name, size, _place(node))
+            yield Allocate(name, size, _find_place(node))
             yield Drop(name)
 
     def output(self, node: Any) -> Any:
@@ -254,18 +254,18 @@ def _element(name: str, indices: Any) -> str:
     return name + "".join(f"[{index}]" for _, index in indices)
 
 
-def _place(node: Any) -> Place:
+def _find_place(node: Any) -> Place:
     if isinstance(node, WorkspaceArg):  # of a kernel of several operators
         return Place("workspace of a kernel")
-    origin = _origin(node)
+    origin = _find_origin(node)
     if origin is None:
         return Place(node.get_name().rstrip("0123456789"))
     operator = getattr(origin.target, "overloadpacket", origin.target)
-    label = f"{_source_line(origin)} {getattr(operator, '__name__', operator)}".strip()
+    label = f"{_find_source_line(origin)} {getattr(operator, '__name__', operator)}".strip()
     return Place(label, find_modules(origin), is_recomputed(origin))
 
 
-def _origin(node: Any) -> torch.fx.Node | None:
+def _find_origin(node: Any) -> torch.fx.Node | None:
     """Return the graph node that a buffer comes from; of a fused kernel the last by name."""
     origins = [origin for origin in node.get_origins() if origin.op == "call_function"]
     operator = getattr(node, "op_overload", None)
@@ -284,15 +284,15 @@ def is_recomputed(origin: torch.fx.Node) -> bool:
 def find_modules(origin: torch.fx.Node) -> str:
     """Return the modules in whose forward a node, or the node that it differentiates, was made, as `Place` does."""
     stack = origin.meta.get("nn_module_stack") or origin.meta.get("fwd_nn_module_stack") or {}
-    return " > ".join(_module_name(path) for path, _ in stack.values())
+    return " > ".join(_normalize_path(path) for path, _ in stack.values())
 
 
-def _module_name(path: str) -> str:
+def _normalize_path(path: str) -> str:
     """Normalize `L['self']._modules['blocks'][1]` and `L['self'].blocks.1` to `blocks.1`."""
     return re.sub(r"""\[['"]?([^\]'"]+)['"]?\]""", r".\1", path).replace("._modules.", ".").removeprefix("L.self.")
 
 
-def _source_line(origin: torch.fx.Node) -> str:
+def _find_source_line(origin: torch.fx.Node) -> str:
     trace = origin.stack_trace or ""
     for line in reversed(trace.splitlines()):
         if line.strip().startswith('File "'):

@@ -243,20 +243,20 @@ class LifetimeMode(CompilableMode):
         place = None
         for leaf in (*tree_leaves(result), own_table):
             if isinstance(leaf, torch.Tensor) and not self._tracker.is_watched(leaf):
-                place = place or _place_of(func)
+                place = place or _find_place(func)
                 self._tracker.allocate(leaf, place)
         leaf = own_table = None  # the operator frees its own table: another event
         self._tracker.count(func, args, kwargs or {}, result)
         if takes_workspace(func):
-            self._tracker.take_workspace(func, args, result, place or _place_of(func))
+            self._tracker.take_workspace(func, args, result, place or _find_place(func))
         return result
 
 
-def _place_of(operator: Any) -> Place:
-    return Place(f"{_user_line()} {operator.overloadpacket.__name__}")
+def _find_place(operator: Any) -> Place:
+    return Place(f"{_find_user_line()} {operator.overloadpacket.__name__}")
 
 
-def _user_line() -> str:
+def _find_user_line() -> str:
     """Return the innermost frame outside of torch and of this package, as `file.py:12`."""
     frame: FrameType | None = sys._getframe(3)
     while frame is not None and _is_of_torch(frame.f_code.co_filename):

@@ -128,7 +128,7 @@ def operator_flops(operator: Any, arguments: Any, keywords: Any, result: Any) ->
     if packet.__name__.startswith(_FUSED_ATTENTION):
         arguments = _widen_heads(packet.__name__, arguments)
     if packet not in flop_registry:
-        return _attention_flops(packet.__name__, arguments)
+        return _count_attention_flops(packet.__name__, arguments)
     return int(flop_registry[packet](*arguments, **keywords, out_val=result))
 
 
@@ -140,7 +140,7 @@ def _widen_heads(name: str, arguments: Any) -> tuple[Any, ...]:
     return (*arguments[: query + 1], *widened, *arguments[query + 3 :])
 
 
-def _attention_flops(name: str, arguments: Any) -> int:
+def _count_attention_flops(name: str, arguments: Any) -> int:
     """Count fused attention on the CPU, which torch's counter lacks."""
     if "backward" in name:
         return int(sdpa_backward_flop_count(*arguments[:4]))

@@ -94,17 +94,17 @@ def trace_pass(
     multiple of the prime counts as a multiple of the micro-batch size. With `dynamic=True` the size is a symbol, unless
     the model fixes it.
     """
-    choice = _choice(workload.job, repeats, kept_blocks)
+    choice = _make_choice(workload.job, repeats, kept_blocks)
     with truncate(repeats, kept_blocks), _choose_masks_as_run(workload.job):
         if is_compiled(workload.job) and workload.job.compile.dynamic:
             try:
                 return _trace_pass(workload, fake_mode, probe_batch, observe, choice, is_symbolic=True)
-            except SpecializationError:
-                choice = _choice(workload.job, repeats, kept_blocks)  # the program is static: it is traced like one
+            except SpecializationError:  # the program is static: it is traced like one
+                choice = _make_choice(workload.job, repeats, kept_blocks)
         return _trace_pass(workload, fake_mode, probe_batch, observe, choice, is_symbolic=False)
 
 
-def _choice(job: Job, repeats: list[Repeat], kept_blocks: int) -> BudgetChoice | None:
+def _make_choice(job: Job, repeats: list[Repeat], kept_blocks: int) -> BudgetChoice | None:
     """Return what chooses in place of the compiler; None if a truncated model is treated as the whole one is."""
     is_truncated = any(kept_blocks < repeat.copies for repeat in repeats)
     if not is_truncated or job.activation_memory_budget in (0.0, 1.0):
@@ -154,7 +154,7 @@ def _trace_pass(
             parameter.grad = None
     return TracedPass(
         events={phase: tracker.events[phase] for phase in (Phase.FORWARD, Phase.BACKWARD)},
-        costs=[*_costs(graphs), *tracker.costs],
+        costs=[*_join_costs(graphs), *tracker.costs],
         operators=(*(line for graph in graphs for line in graph.operators), *tracker.operators),
         trained=trained,
         batch_size=batch_size,
@@ -226,7 +226,7 @@ def _compile(module: nn.Module, job: Job, *, is_symbolic: bool) -> None:
     if is_compiled(job):
         # blocks of one class and other widths are programs of their own, as the size is: none of it becomes a symbol
         dynamic = None if is_symbolic else False
-        backend: Any = inductor_backend(_planning_options(job), dynamic=dynamic)
+        backend: Any = inductor_backend(_select_planning_options(job), dynamic=dynamic)
     elif job.compile.enabled and job.compile.backend == _PARTITIONED:
         backend, dynamic = _PARTITIONED, False
     else:
@@ -236,7 +236,7 @@ def _compile(module: nn.Module, job: Job, *, is_symbolic: bool) -> None:
     module.compile(backend=backend, dynamic=dynamic)
 
 
-def _planning_options(job: Job) -> dict[str, Any] | None:
+def _select_planning_options(job: Job) -> dict[str, Any] | None:
     """Return the user's own options without those that measure kernels or record them: nothing runs."""
     options = {
         name: value
@@ -251,7 +251,7 @@ def choose_probe_batch(workload: Workload, fake_mode: Any, primes: Sequence[int]
     tensors = [tensor for module in list_modules(workload) for tensor in list_tensors(module)]
     sizes = {size for tensor in tensors for shape in (tensor.shape, local(tensor).shape) for size in shape}
     if workload.job.parallelism.is_sharded:
-        sizes |= _gathered_sizes(workload)
+        sizes |= _list_gathered_sizes(workload)
     with fake_mode:
         sizes |= {size for leaf in tree_leaves(_make_batch(workload, 1)) for size in getattr(leaf, "shape", ())}
     sizes.discard(0)  # nothing has no bytes at any size
@@ -261,7 +261,7 @@ def choose_probe_batch(workload: Workload, fake_mode: Any, primes: Sequence[int]
     raise TraceError("No micro-batch size can be distinguished from the dimensions of the model.")
 
 
-def _gathered_sizes(workload: Workload) -> set[int]:
+def _list_gathered_sizes(workload: Workload) -> set[int]:
     """Return the sizes of what ranks gather and reduce: each parameter padded, and the parameters of a group in one.
 
     A block is a group, and so is all that is in no block. Of a padded dimension the first rank has its equal share.
@@ -333,7 +333,7 @@ def _set_gradients(parameters: list[torch.Tensor]) -> None:
         parameter.grad = torch.empty_like(parameter)
 
 
-def _costs(graphs: list[CompiledGraph]) -> list[Cost]:
+def _join_costs(graphs: list[CompiledGraph]) -> list[Cost]:
     """Return the costs of all graphs; a backward node with the name of a forward one is a recomputation."""
     forward_names = {cost.name for graph in graphs if not graph.is_backward for cost in graph.costs if cost.name}
     costs = []

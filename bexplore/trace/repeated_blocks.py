@@ -43,7 +43,7 @@ def find_repeats(module: nn.Module, *, min_copies: int = _MIN_COPIES) -> list[Re
     for name, container in module.named_modules():
         inside = any(name.startswith(f"{repeat.name}.") for repeat in repeats)
         if isinstance(container, (nn.ModuleList, nn.Sequential)) and not inside:
-            start, copies = _longest_run([_signature(block) for block in container])
+            start, copies = _find_longest_run([_describe_block(block) for block in container])
             if copies >= min_copies and not _shares_parameters(list(container)):
                 repeats.append(Repeat(name=name, container=container, start=start, copies=copies))
     return repeats
@@ -77,18 +77,18 @@ def inner_blocks(repeat: Repeat, events: dict[Phase, list[Event]], kept_blocks: 
     Blocks alternate where each takes over the memory of the one before.
     """
     middle = kept_blocks - 2
-    kept = [_kept_for_backward(repeat, events, block) for block in range(middle + 1)]
+    kept = [_sum_kept_of_pass(repeat, events, block) for block in range(middle + 1)]
     if kept[middle] == kept[middle - 1]:
         return (middle,)
     alternates = len(kept) > 4 and kept[middle] == kept[middle - 2] and kept[middle - 1] == kept[middle - 3]
     return (middle - 1, middle) if alternates else ()
 
 
-def _kept_for_backward(repeat: Repeat, events: dict[Phase, list[Event]], block: int) -> tuple[Polynomial, Polynomial]:
+def _sum_kept_of_pass(repeat: Repeat, events: dict[Phase, list[Event]], block: int) -> tuple[Polynomial, Polynomial]:
     """Return the bytes that a block keeps from its forward pass, and from what is recomputed before any backward."""
     backward = events[Phase.BACKWARD]
-    saved = _kept(repeat, events[Phase.FORWARD], block)
-    recomputed = _kept(repeat, backward[: _start_of_backward(repeat, backward, block + 1)], block)
+    saved = _sum_kept(repeat, events[Phase.FORWARD], block)
+    recomputed = _sum_kept(repeat, backward[: _find_start_of_backward(repeat, backward, block + 1)], block)
     return sum(saved.values(), start=NOTHING), sum(recomputed.values(), start=NOTHING)
 
 
@@ -109,15 +109,15 @@ def lengthen(
         missing: How many are left out.
     """
     forward, backward = events[Phase.FORWARD], events[Phase.BACKWARD]
-    start = _start_of_backward(repeat, backward, block + 1)
-    saved = _times(_kept(repeat, forward, block), missing)
-    recomputed = _times(_kept(repeat, backward[:start], block), missing)
+    start = _find_start_of_backward(repeat, backward, block + 1)
+    saved = _times(_sum_kept(repeat, forward, block), missing)
+    recomputed = _times(_sum_kept(repeat, backward[:start], block), missing)
     gradients = Event(Polynomial(gradient_bytes * missing), Place("new gradients"))
     released = [*(Event(-event.size, event.place) for event in (*saved, *recomputed)), gradients]
     freed = Event(-gradients.size, gradients.place)
-    following = _first_position(forward, lambda event: repeat.owns(event.place.module, block + 1))
-    again = min(start, _first_position(backward, lambda event: repeat.owns(event.place.module, block + 1)))
-    cut = start + _first_position(
+    following = _find_first(forward, lambda event: repeat.owns(event.place.module, block + 1))
+    again = min(start, _find_first(backward, lambda event: repeat.owns(event.place.module, block + 1)))
+    cut = start + _find_first(
         backward[start:], lambda event: event.size(1) < 0 and repeat.owns(event.place.module, block)
     )
     return events | {
@@ -126,8 +126,8 @@ def lengthen(
     }
 
 
-def _start_of_backward(repeat: Repeat, backward: list[Event], block: int) -> int:
-    return _first_position(
+def _find_start_of_backward(repeat: Repeat, backward: list[Event], block: int) -> int:
+    return _find_first(
         backward,
         lambda event: event.size(1) > 0 and not event.place.is_recomputed and repeat.owns(event.place.module, block),
     )
@@ -137,7 +137,7 @@ def _times(kept: dict[Place, Polynomial], factor: float) -> list[Event]:
     return [Event(size.times(factor), place) for place, size in kept.items()]
 
 
-def _kept(repeat: Repeat, events: list[Event], block: int) -> dict[Place, Polynomial]:
+def _sum_kept(repeat: Repeat, events: list[Event], block: int) -> dict[Place, Polynomial]:
     kept: dict[Place, Polynomial] = {}
     for event in events:
         if repeat.owns(event.place.module, block):
@@ -145,7 +145,7 @@ def _kept(repeat: Repeat, events: list[Event], block: int) -> dict[Place, Polyno
     return {place: size for place, size in kept.items() if size}
 
 
-def _first_position(events: list[Event], condition: Callable[[Event], bool]) -> int:
+def _find_first(events: list[Event], condition: Callable[[Event], bool]) -> int:
     return next((index for index, event in enumerate(events) if condition(event)), len(events))
 
 
@@ -154,7 +154,7 @@ def _set_blocks(container: nn.Module, blocks: dict[str, Any]) -> None:
     container._modules.update(blocks)
 
 
-def _longest_run(signatures: list[Any]) -> tuple[int, int]:
+def _find_longest_run(signatures: list[Any]) -> tuple[int, int]:
     best_start, best_length, start = 0, 0, 0
     for index in range(len(signatures) + 1):
         if index == len(signatures) or signatures[index] != signatures[start]:
@@ -164,24 +164,24 @@ def _longest_run(signatures: list[Any]) -> tuple[int, int]:
     return best_start, best_length
 
 
-def _signature(block: nn.Module) -> list[Any]:
+def _describe_block(block: nn.Module) -> list[Any]:
     return [
-        (name, type(part), _settings(part), [_tensor_facts(*item) for item in _own_tensors(part)])
+        (name, type(part), _read_settings(part), [_describe_tensor(*item) for item in _list_own_tensors(part)])
         for name, part in block.named_modules()
     ]
 
 
-def _own_tensors(module: nn.Module) -> list[tuple[str, Any]]:
+def _list_own_tensors(module: nn.Module) -> list[tuple[str, Any]]:
     return [*module._parameters.items(), *module._buffers.items()]
 
 
-def _tensor_facts(name: str, tensor: Any) -> tuple[Any, ...]:
+def _describe_tensor(name: str, tensor: Any) -> tuple[Any, ...]:
     if tensor is None:
         return (name,)
     return name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad
 
 
-def _settings(module: nn.Module) -> dict[str, Any]:
+def _read_settings(module: nn.Module) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in vars(module).items():
         if name.startswith("_") or any(word in name for word in _POSITION_WORDS):

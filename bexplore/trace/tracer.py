@@ -67,10 +67,10 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
         why_cpu: Reason why a CUDA job without a device here is traced for the CPU, for a note.
     """
     started = time.perf_counter()
-    local_job, notes = _on_this_machine(job, why_cpu)
+    local_job, notes = _move_to_this_machine(job, why_cpu)
     try:
-        with _rare_collections(), _meshes(local_job):
-            model = _with_small(local_job, full_depth, _trace(local_job, full_depth, observe, PRIMES))
+        with _collect_seldom(), _use_meshes(local_job):
+            model = _add_small(local_job, full_depth, _trace(local_job, full_depth, observe, PRIMES))
     except UserProgramError as error:
         if local_job is job:
             raise
@@ -88,7 +88,7 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
 
 
 @contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
+def _collect_seldom() -> Iterator[None]:
     """Collect garbage seldom: what the compiler makes lives until the graph is planned.
 
     A ResNet 50 for CUDA, three pairs of traces on two cores: medians 41.0 s of processor time without, 40.0 s so.
@@ -103,7 +103,7 @@ def _rare_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _meshes(job: Job) -> contextlib.AbstractContextManager[None]:
+def _use_meshes(job: Job) -> contextlib.AbstractContextManager[None]:
     if not job.parallelism.is_distributed:
         return contextlib.nullcontext()
     from bexplore.workloads.parallel import use_real_meshes  # a second of imports, which one device does without
@@ -111,7 +111,7 @@ def _meshes(job: Job) -> contextlib.AbstractContextManager[None]:
     return use_real_meshes()
 
 
-def _on_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
+def _move_to_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
     device = torch.device(job.device)
     if device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available()):
         return job, []
@@ -121,7 +121,7 @@ def _on_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
     return dataclasses.replace(job, device="cpu", precision=precision), [note]
 
 
-def _with_small(job: Job, full_depth: bool, model: CostModel) -> CostModel:
+def _add_small(job: Job, full_depth: bool, model: CostModel) -> CostModel:
     """Add the memory of small sizes, where the compiler's choice of what to keep depends on the size."""
     if not is_compiled(job) or job.activation_memory_budget in (0.0, 1.0):
         return model
@@ -145,10 +145,10 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence
     parameters = unique(parameter for module in list_modules(workload) for parameter in module.parameters())
     events = traced.events
     for repeat, times in missing.items():
-        gradient_bytes = _gradient_bytes(repeat, traced.trained)
+        gradient_bytes = _count_gradient_bytes(repeat, traced.trained)
         for block, number in times.items():
             events = lengthen(repeat, events, gradient_bytes, block, number)
-    resident = _resident(workload, traced)
+    resident = _list_resident(workload, traced)
     if job.mode is Mode.TRAIN:
         trained = _find_trained(parameters, repeats, traced.trained)
         own, before_pass, before_update = gradient_memory(
@@ -168,19 +168,19 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence
     cost = _sum_costs(traced.costs, missing)
     compiler = f"torch {torch.__version__.split('+')[0]}"
     return CostModel(
-        fingerprint=_fingerprint(job, compiler, traced.operators, parameters, repeats),
+        fingerprint=_make_fingerprint(job, compiler, traced.operators, parameters, repeats),
         num_parameters=sum(parameter.numel() for parameter in parameters),  # of shared ones all elements
         model_flops=cost.model_flops,
         hardware_flops=cost.hardware_flops,
         bytes_moved=cost.bytes_moved,
         resident=tuple(resident),
-        peaks=_peaks(resident, events),
-        relative_sd=_relative_sd(job, traced.operators),
+        peaks=_find_all_peaks(resident, events),
+        relative_sd=_choose_relative_sd(job, traced.operators),
         trace_s=0.0,
         device=torch.device(job.device).type,
         device_name=torch.cuda.get_device_name() if torch.device(job.device).type == "cuda" else "",
         compiler=compiler,
-        notes=tuple(_notes(job, traced, len(workload.compiled_modules) if workload.is_compiled_by_block else 1)),
+        notes=tuple(_list_notes(job, traced, len(workload.compiled_modules) if workload.is_compiled_by_block else 1)),
         num_blocks=_count_blocks(job, repeats, missing),
     )
 
@@ -214,7 +214,7 @@ def gradient_memory(
     return [gradients], beside, []
 
 
-def _relative_sd(job: Job, operators: tuple[str, ...]) -> float:
+def _choose_relative_sd(job: Job, operators: tuple[str, ...]) -> float:
     if is_compiled(job) and job.compile.backend != "inductor":
         return _SD_OF_ANOTHER_BACKEND
     if torch.device(job.device).type == "cuda":
@@ -222,7 +222,7 @@ def _relative_sd(job: Job, operators: tuple[str, ...]) -> float:
     return _SD_WITH_CONVOLUTIONS if any("convolution" in line for line in operators) else _SD
 
 
-def _notes(job: Job, traced: TracedPass, num_compiled: int) -> list[str]:
+def _list_notes(job: Job, traced: TracedPass, num_compiled: int) -> list[str]:
     notes = list(version_warnings(torch.__version__))
     if is_compiled(job) and job.compile.backend != "inductor":
         notes.append(f"the memory plan is Inductor's, the job's backend is {job.compile.backend}")
@@ -232,12 +232,12 @@ def _notes(job: Job, traced: TracedPass, num_compiled: int) -> list[str]:
     return notes
 
 
-def _resident(workload: Workload, traced: TracedPass) -> list[Buffer]:
+def _list_resident(workload: Workload, traced: TracedPass) -> list[Buffer]:
     """Return what lives during the whole step, but for gradients and the states of optimizers."""
     modules = list_modules(workload)
     resident = [
-        _held("weights", (parameter for module in modules for parameter in module.parameters())),
-        _held("buffers", (buffer for module in modules for buffer in module.buffers())),
+        _sum_held("weights", (parameter for module in modules for parameter in module.parameters())),
+        _sum_held("buffers", (buffer for module in modules for buffer in module.buffers())),
         Buffer(label="batch", size=traced.batch_size),
     ]
     if torch.device(workload.job.device).type == "cuda":
@@ -256,7 +256,7 @@ def _blas_workspaces_bytes() -> int:
     )
 
 
-def _peaks(resident: list[Buffer], events: dict[Phase, list[Event]]) -> dict[Phase, tuple[Peak, ...]]:
+def _find_all_peaks(resident: list[Buffer], events: dict[Phase, list[Event]]) -> dict[Phase, tuple[Peak, ...]]:
     peaks = {}
     past: list[Event] = []
     for phase, own in events.items():
@@ -275,13 +275,13 @@ def _trace_steady(
     few = KEPT_BLOCKS if workload.job.activation_memory_budget == 1.0 else KEPT_BLOCKS[-1:]
     for kept_blocks in (*(kept for kept in few if kept < deepest), max(deepest, 1)):
         traced = trace_pass(workload, fake_mode, probe_batch, repeats=repeats, kept_blocks=kept_blocks, observe=observe)
-        missing = _missing(traced, repeats, kept_blocks)
+        missing = _count_missing(traced, repeats, kept_blocks)
         if missing is not None:
             return traced, missing
     raise AssertionError("a whole model lacks no block")
 
 
-def _missing(traced: TracedPass, repeats: list[Repeat], kept_blocks: int) -> Missing | None:
+def _count_missing(traced: TracedPass, repeats: list[Repeat], kept_blocks: int) -> Missing | None:
     """Return how many blocks left out are like each that was traced; None where those do not stand for all."""
     choice = traced.choice
     if choice is not None and not choice.is_steady:
@@ -327,7 +327,7 @@ def _count_blocks(job: Job, repeats: list[Repeat], missing: Missing) -> int:
     return lengths.pop() if len(lengths) == 1 and missing and job.activation_memory_budget == 1.0 else 0
 
 
-def _gradient_bytes(repeat: Repeat, trained: frozenset[int]) -> int:
+def _count_gradient_bytes(repeat: Repeat, trained: frozenset[int]) -> int:
     block = list(repeat.container)[repeat.start]
     return sum(parameter.numel() * parameter.itemsize for parameter in block.parameters() if id(parameter) in trained)
 
@@ -344,11 +344,11 @@ def _find_trained(parameters: list[Any], repeats: list[Repeat], trained: frozens
     return [parameter for parameter in parameters if id(parameter) in known]
 
 
-def _held(label: str, tensors: Iterable[torch.Tensor]) -> Buffer:
+def _sum_held(label: str, tensors: Iterable[torch.Tensor]) -> Buffer:
     return Buffer(label=label, size=Polynomial(storage_bytes(tensors)))
 
 
-def _fingerprint(
+def _make_fingerprint(
     job: Job, compiler: str, operators: tuple[str, ...], parameters: list[Any], repeats: list[Repeat]
 ) -> str:
     parts: dict[str, Any] = {

@@ -124,14 +124,14 @@ def load_hooks() -> ctypes.CDLL:
     """
     if "torch" in sys.modules:
         raise TraceError("A CUDA device that is absent can be stood in for only before torch is imported.")
-    torch_folder = _torch_folder()
+    torch_folder = _find_torch_folder()
     library = _build_once(torch_folder)
     for name in _LIBRARIES:
         ctypes.CDLL(str(torch_folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(library))
 
 
-def _torch_folder() -> Path:
+def _find_torch_folder() -> Path:
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         raise TraceError("torch is not installed here.", hint="pip install torch")

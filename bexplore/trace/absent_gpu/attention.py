@@ -191,7 +191,7 @@ def _flash(call: Attention) -> Tensor:
 def _efficient(call: Attention) -> Tensor:
     bias = call.bias()
     if bias is not None:
-        bias = _aligned(bias).expand(*call.query.shape[:3], call.key.size(2))
+        bias = _align_bias(bias).expand(*call.query.shape[:3], call.key.size(2))
     return torch.ops.aten._scaled_dot_product_efficient_attention(
         *call.tensors, bias, call.saves_for_backward, call.dropout, call.is_causal, scale=call.scale
     )[0]
@@ -211,7 +211,7 @@ _KERNELS = {
 }
 
 
-def _aligned(bias: Tensor) -> Tensor:
+def _align_bias(bias: Tensor) -> Tensor:
     """Return the bias as memory-efficient attention needs it: rows at multiples of 16 elements.
 
     It is padded as it is given, before it is repeated for each sample and head. Source: `preprocess_mask` and
