@@ -18,6 +18,7 @@ from rich.console import Console
 
 from bexplore.actions.apply import paste, written_size
 from bexplore.api import explore as events_of
+from bexplore.cli.field_names import name_options
 from bexplore.cli.options import (
     COMMAND,
     DEVICE_NAME,
@@ -117,7 +118,7 @@ class _Show:
     def __init__(self, config: Config, common: Common, *, on_reader_gone: Callable[[], None]) -> None:
         now = partial(datetime.now, UTC)
         self._config, self._common = config, common
-        self._progress = Progress(Console(stderr=True, quiet=common.verbosity < 0))
+        self._progress = Progress(Console(stderr=True, quiet=common.verbosity < 0), name_options=name_options)
         self._log = RunLog(now)
         self._sinks: list[Callable[[JobEvent], None]] = [
             self._log,

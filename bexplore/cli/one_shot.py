@@ -10,6 +10,7 @@ import click
 
 from bexplore.actions.probe import probe_once
 from bexplore.actions.trace import trace_job
+from bexplore.cli.field_names import name_options
 from bexplore.cli.options import CONFIG, DEVICE_NAME, Common, common_options
 from bexplore.diagnosis.profiled import find_profile_bottlenecks
 from bexplore.emulated_gpu.config_environment import build_environment
@@ -19,6 +20,7 @@ from bexplore.output.bexp import probe_sentence
 from bexplore.output.profile_text import profile_lines
 from bexplore.output.table import stdout_width
 from bexplore.output.tables import devices_table, settings_table, trace_table
+from bexplore.planning.evidence import find_measured_bottlenecks
 from bexplore.run.event_records import probe_record, profile_record
 from bexplore.search.result import ProbeFinished
 
@@ -81,7 +83,8 @@ def probe(
         click.echo(json.dumps(profile_record(profile, find_profile_bottlenecks(profile))))
     elif profile is not None:
         run_dir = None if probed.run is None else probed.run.directory
-        click.echo("\n".join(profile_lines(profile, run_dir, width=stdout_width())))
+        found = find_measured_bottlenecks(probed.run, profile)
+        click.echo("\n".join(profile_lines(profile, found, run_dir, width=stdout_width())))
     if observation.traceback_text and not observation.is_measured:
         click.echo(observation.traceback_text, err=True)
     if not observation.is_measured:
@@ -151,7 +154,8 @@ def trace(
     else:
         several = len(records) > 1
         width = stdout_width()
-        click.echo(devices_table(records, width=width) if several else trace_table(records[0], width=width))
+        table = devices_table(records, width=width) if several else trace_table(records[0], width=width)
+        click.echo(name_options(table))
 
 
 def _numbers(text: str | None, *, option: str, example: str, most: int = 10**9) -> tuple[int, ...] | None:

@@ -18,8 +18,10 @@ import numpy as np
 from bexplore.host.accelerators import Device, published_device
 from bexplore.job import Job, Parallelism, Precision, device_kind
 from bexplore.measurement.probe import Compilation, Observation, Outcome
+from bexplore.run.facts import estimated
 from bexplore.run.parts.checks import PLAYBOOK, Bottleneck
 from bexplore.run.parts.ranks import RanksPart
+from bexplore.run.result import RunResult
 from bexplore.trace.cost_model import CostModel
 from bexplore.units import counted, format_seconds
 
@@ -213,6 +215,29 @@ def find_bottlenecks(evidence: JobEvidence) -> tuple[Bottleneck, ...]:
         multiprocessors = evidence.device_info.get("num_multiprocessors")
         found += find_shape_hints(evidence.job, evidence.best, num_multiprocessors=multiprocessors)
     return tuple(found)
+
+
+def find_bottlenecks_so_far(
+    job: Job, result: RunResult, observations: Iterable[Observation], cost_model: CostModel | None
+) -> tuple[Bottleneck, ...]:
+    """Return the bottlenecks of a run that has not finished, by its latest recommendation.
+
+    Args:
+        job: The job, with the settings of the recommendation.
+        result: The recommendation.
+        observations: The probes with those settings.
+        cost_model: The trace of that job; None for none.
+    """
+    sizes = result.batch.global_batch_sizes
+    evidence = JobEvidence(
+        job=job,
+        observations=[estimated(item, result.answer.speeds) for item in observations],
+        micro_batch_size=result.micro_batch_size,
+        accumulation_steps=sizes[0].accumulation_steps if sizes else None,
+        cost_model=cost_model,
+        device_info=result.device_info,
+    )
+    return find_bottlenecks(evidence)
 
 
 @rule(_TRANSFER, "input", "the data loader could not be timed: {problem}", "iterate over {loader} alone")

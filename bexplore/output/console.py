@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,10 +23,16 @@ MAX_CHANGES = 4  # lines on why a run is not resumed; with more it is simply ano
 
 
 class Progress:
-    """A sink for events and for workers' progress messages."""
+    """A sink for events and for workers' progress messages.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: Where the lines go.
+        name_options: Puts the options of the command line in place of the fields that lines name.
+    """
+
+    def __init__(self, console: Console, *, name_options: Callable[[str], str] = str) -> None:
         self._console = console
+        self._name_options = name_options
         self._view = View()
         self._live: Live | None = None
         self._warned: dict[str, str] = {}  # warnings of probes by their text without figures: the worst of each
@@ -47,7 +53,9 @@ class Progress:
             self._say(probe_sentence(event))
             self._keep_worst(event.observation.warnings)
         elif isinstance(event, AlreadyFinished):
-            self._say(f"already explored: this is the stored result of {event.run.directory} (--fresh explores again)")
+            self._say(
+                f"already explored: this is the stored result of {event.run.directory} (`fresh=True` explores again)"
+            )
         elif isinstance(event, Finished):
             self.close()
 
@@ -114,7 +122,7 @@ class Progress:
             for line in event.changes[:MAX_CHANGES]:
                 self._say(f"  {line}")
             if num_hidden:
-                self._say(f"  and {num_hidden} more: it was another job; --model-dir keeps them apart")
+                self._say(f"  and {num_hidden} more: it was another job; `model_dir` keeps them apart")
         for notice in event.notices:
             self._say(notice)
         self._warn(event.warnings)
@@ -134,7 +142,7 @@ class Progress:
             self._warned[kind] = text if known is None or _largest_figure(text) > _largest_figure(known) else known
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(self._name_options(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _largest_figure(text: str) -> float:

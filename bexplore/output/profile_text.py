@@ -1,39 +1,35 @@
-"""What a profile of steps shows, in lines for a terminal; the report has the same rows.
-
-And what the network's timing, which lies beside a run, tells of the steps.
-"""
+"""What a profile of steps shows, in lines for a terminal; the report has the same rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bexplore.diagnosis.profiled import NetworkEvidence, find_network_bottlenecks, find_profile_bottlenecks
-from bexplore.errors import BexploreError
-from bexplore.measurement.profile import REGIONS, Profile, ProfiledCollective, ProfiledKernel
+from bexplore.measurement.profile import REGIONS, Profile, ProfiledKernel
 from bexplore.output.table import Table
-from bexplore.planning.api import read_source
-from bexplore.planning.costs import StepCosts
-from bexplore.planning.network import Collective, NetworkFigures, find_communication
-from bexplore.run.run_directory import Run, open_run
+from bexplore.run.parts.checks import Bottleneck
 from bexplore.units import counted, format_bytes, format_seconds, format_share
 
 LONGEST_NAME = 80  # characters; names of fused kernels list all that they fuse
 
 
-def profile_lines(profile: Profile, run_dir: Path | None, *, width: int | None = None) -> Iterator[str]:
+def profile_lines(
+    profile: Profile, found: Sequence[Bottleneck], run_dir: Path | None, *, width: int | None = None
+) -> Iterator[str]:
     """Yield the regions of a step, the longest kernels or operators, what limits them, and the files.
 
     Args:
+        profile: The profile.
+        found: What limits the steps.
         run_dir: Of the run whose report links them; None for none.
+        width: Characters of a line; None for as many as it takes.
     """
     yield ""
     yield regions_sentence(profile)
     yield ""
     yield from kernels_table(profile).as_lines(width)
     yield ""
-    network = None if run_dir is None else network_evidence(open_run(run_dir))
-    for item in (*find_profile_bottlenecks(profile, network), *find_network_bottlenecks(network)):
+    for item in found:
         yield f"{item.finding}{f'; try: {item.action}' if item.action else ''}"
     yield f"Trace:   {profile.trace_path} (open in ui.perfetto.dev or chrome://tracing)"
     if profile.memory_path:
@@ -71,45 +67,3 @@ def kernels_table(profile: Profile) -> Table:
 def _row(one: ProfiledKernel, kind: str) -> tuple[str, str, str, str, str]:
     name = one.name if len(one.name) <= LONGEST_NAME else f"{one.name[:LONGEST_NAME]}..."
     return format_seconds(one.self_s), format_share(one.share), f"{one.num_calls:g}", kind, name
-
-
-def network_evidence(run: Run) -> NetworkEvidence | None:
-    """Return what `bexplore network` has timed beside a run; None where nothing is there that can be read."""
-    try:
-        source = read_source(run)
-        if source.network_path is None:
-            return None
-        figures = NetworkFigures.read(source.network_path)
-    except BexploreError:
-        return None
-    result = run.result()
-    parallel = None if result is None else result.parallel
-    speeds = sorted(link.bytes_per_s for link in figures.links)
-    return NetworkEvidence(
-        slow=figures.slow,
-        speeds={"slowest_link_bytes_per_s": speeds[0], "median_link_bytes_per_s": speeds[len(speeds) // 2]}
-        if speeds
-        else {},
-        seconds=lambda collective: _seconds_of(collective, figures),
-        exposed_s=None if parallel is None else parallel.exposed_communication_s,
-        explained_s=_explained_s(source.costs, figures, 1 if parallel is None else parallel.accumulation_steps or 1),
-    )
-
-
-def _seconds_of(collective: ProfiledCollective, figures: NetworkFigures) -> float | None:
-    """Return the seconds of profiled collectives among the ranks that were timed; None where the file has none."""
-    name = Collective(collective.name)
-    if figures.stated_bytes_per_s is None and not any(one.collective is name for one in figures.timed):
-        return None
-    ranks = figures.num_ranks
-    num_bytes = collective.num_bytes * (ranks if collective.is_part else 1)
-    return collective.num_calls * figures.seconds(name, num_bytes, ranks)
-
-
-def _explained_s(costs: StepCosts, figures: NetworkFigures, accumulation_steps: int) -> float | None:
-    """Return the seconds of all collectives of a pass, the mean over those of a step; None where bytes are unknown."""
-    if costs.gradient_bytes is None or not costs.parallelism.is_distributed:
-        return None
-    exchanged = find_communication(costs.parallelism, costs.gradient_bytes, num_blocks=costs.num_blocks)
-    inner_s = exchanged.seconds(figures, is_last=False)
-    return inner_s + (exchanged.seconds(figures, is_last=True) - inner_s) / accumulation_steps

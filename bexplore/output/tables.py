@@ -182,7 +182,7 @@ def _notes(records: Sequence[Mapping[str, Any]]) -> list[str]:
 def _when(record: Mapping[str, Any]) -> str:
     if record["remembered_from"] is None:
         return f"traced in {format_seconds(record['trace_s'])}"
-    return f"remembered from {record['remembered_from']}, nothing has changed since; --fresh traces anew"
+    return f"remembered from {record['remembered_from']}, nothing has changed since; `fresh=True` traces anew"
 
 
 def replay_line(record: Mapping[str, Any]) -> str:

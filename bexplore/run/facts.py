@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bexplore.job import Job
 from bexplore.measurement.probe import Observation
 from bexplore.run.selection import TracedVariant
 from bexplore.search.recommendation import Recommendation, Speed
 from bexplore.search.result import Result
-from bexplore.trace.cost_model import MemoryByLength
+from bexplore.trace.cost_model import CostModel, MemoryByLength
 
 if TYPE_CHECKING:  # the schema imports pydantic, which reading a result need not
     from bexplore.config.config import Config
@@ -155,3 +156,66 @@ def parallel_details(observation: Observation) -> Mapping[str, Any]:
     """Return what an observation holds of its ranks; empty for a job of one device."""
     details: Mapping[str, Any] = observation.details.get("parallel") or {}
     return details
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeFacts:
+    """The measurements of one size.
+
+    Attributes:
+        observation: Its latest exact probe, else its latest probe, at the speed that the result tells of the size.
+        tokens_per_s: Tokens per second of the pass; None where samples are not sequences.
+        flops_per_s: Model operations per second of the pass; None without a trace.
+        mfu: Model-flops utilization, 0 to 1; None where the peak is unknown.
+        hfu: Hardware-flops utilization, which counts recomputation.
+    """
+
+    observation: Observation
+    tokens_per_s: float | None
+    flops_per_s: float | None
+    mfu: float | None
+    hfu: float | None
+
+
+def find_size_facts(
+    job: Job,
+    measured: Sequence[Observation],
+    speeds: Sequence[Speed],
+    cost_model: CostModel | None,
+    peak_flops_per_s: float | None,
+) -> list[SizeFacts]:
+    """Return speed and utilization of each measured size, ascending.
+
+    Args:
+        job: The job that ran.
+        measured: Its probes that have times.
+        speeds: The speeds that the result tells of its sizes.
+        cost_model: The trace; None for none.
+        peak_flops_per_s: The device's published peak of the job's arithmetic; None if unknown.
+    """
+    # Exact probes come last, and of two the later one.
+    latest = {
+        item.micro_batch_size: item
+        for item in sorted(measured, key=lambda item: not item.probe.compilation.is_for_search)
+    }
+    # The trace is of the longest samples: its operations are not those of batches of many lengths.
+    model = cost_model if job.lengths is None else None
+    found = []
+    for size in sorted(latest):
+        item = latest[size]
+        if item.is_emulated:
+            found.append(SizeFacts(observation=item, tokens_per_s=None, flops_per_s=None, mfu=None, hfu=None))
+            continue
+        item = estimated(item, speeds)
+        flops_per_s = None if model is None else model.model_flops(size) / item.pass_time_s
+        hardware = None if model is None else model.hardware_flops(size) / item.pass_time_s
+        found.append(
+            SizeFacts(
+                observation=item,
+                tokens_per_s=None if job.tokens_per_sample is None else item.samples_per_s * job.tokens_per_sample,
+                flops_per_s=flops_per_s,
+                mfu=None if peak_flops_per_s is None or flops_per_s is None else flops_per_s / peak_flops_per_s,
+                hfu=None if peak_flops_per_s is None or hardware is None else hardware / peak_flops_per_s,
+            )
+        )
+    return found

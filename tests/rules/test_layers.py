@@ -40,7 +40,7 @@ ORDER = {
     "diagnosis": "bottlenecks profiled",
     "exploration": "memory_budget setup emulated variants estimate finish base command job",
     "actions": "apply probe trace doctor",
-    "planning": "network network_timing request costs layout step cautions plan sources api",
+    "planning": "network network_timing request costs layout step cautions plan sources api evidence",
     "guard": "report baseline reference timing compare sizes snapshot pairs guard",
     "output": "table plot tables guard_table guard_ci plan_table event_files bexp profile_text "
     "summary live_view console report",

@@ -44,7 +44,7 @@ def throughput(data: ReportData) -> Figure:
     return Figure(
         key="throughput",
         title="Samples per second over micro-batch size",
-        description=f"{counted(len(data.measured), 'measurement')} of {counted(len(data.sizes()), 'size')}.{answer}",
+        description=f"{counted(len(data.measured), 'measurement')} of {counted(len(data.sizes), 'size')}.{answer}",
         x=_sizes(data),
         y=value_axis("samples/s", highest, lambda value: f"{value:,.4g}"),
         marks=tuple(marks),

@@ -12,19 +12,16 @@ from jinja2.filters import Markup  # type: ignore[attr-defined]  # imported ther
 
 from bexplore import __version__
 from bexplore.config.variants import name_settings
-from bexplore.diagnosis.bottlenecks import JobEvidence, find_bottlenecks
-from bexplore.diagnosis.profiled import find_network_bottlenecks, find_profile_bottlenecks
 from bexplore.measurement.probe import Observation, compare_sizes
 from bexplore.output import summary
 from bexplore.output.plan_table import plan_rows
-from bexplore.output.profile_text import kernels_table, network_evidence, regions_sentence
+from bexplore.output.profile_text import kernels_table, regions_sentence
 from bexplore.output.report.figure import Figure
 from bexplore.output.report.figures import figures
-from bexplore.output.report.report_data import ReportData, SizeData
+from bexplore.output.report.report_data import ReportData
 from bexplore.output.report.svg import SHAPES, draw
 from bexplore.output.table import Table
-from bexplore.run.facts import estimated
-from bexplore.run.parts.checks import Bottleneck
+from bexplore.run.facts import SizeFacts
 from bexplore.run.parts.row import Row
 from bexplore.run.parts.search import outcomes_words
 from bexplore.search.policy.decision import StopReason
@@ -77,7 +74,7 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         run=data,
         result=data.result,
         first_steps=first_steps(data),
-        bottlenecks=bottlenecks(data),
+        bottlenecks=data.bottlenecks,
         found=found_rows(data),
         speed=summary.speed_words(data.result),
         fitting=summary.fitting_words(data.result),
@@ -133,27 +130,9 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
     return tuple(steps)
 
 
-def bottlenecks(data: ReportData) -> tuple[Bottleneck, ...]:
-    """Return the bottlenecks of the result, or, in an unfinished run, those of the probes so far."""
-    if data.is_finished:
-        network = network_evidence(data.run)
-        profiled = () if data.profile is None else find_profile_bottlenecks(data.profile, network)
-        return (*data.result.checks.bottlenecks, *profiled, *find_network_bottlenecks(network))
-    sizes = data.result.batch.global_batch_sizes
-    evidence = JobEvidence(
-        job=data.job,
-        observations=[estimated(item, data.result.answer.speeds) for item in data.of_answer],
-        micro_batch_size=data.micro_batch_size,
-        accumulation_steps=sizes[0].accumulation_steps if sizes else None,
-        cost_model=data.cost_model,
-        device_info=data.result.device_info,
-    )
-    return find_bottlenecks(evidence)
-
-
 def sizes_table(data: ReportData) -> Table:
     """Return speed and memory of each measured size, without columns whose values are all unknown."""
-    sizes = data.sizes()
+    sizes = data.sizes
     numbers = [item.observation.micro_batch_size for item in sizes]
     best = numbers.index(data.micro_batch_size) if data.micro_batch_size in numbers else None
     fastest = max((item.flops_per_s or 0.0 for item in sizes), default=0.0)
@@ -218,7 +197,7 @@ def probes_table(data: ReportData) -> Table:
         ("peak", True, [_bytes(item.peak_memory_bytes) for item in probes]),
         ("took", True, [format_seconds(item.elapsed_s) for item in probes]),
     ]
-    verified = {item.observation.micro_batch_size: item.observation.probe.number for item in data.sizes()}
+    verified = {item.observation.micro_batch_size: item.observation.probe.number for item in data.sizes}
     answer = verified.get(data.micro_batch_size or 0)
     return Table(
         headings=tuple(name for name, _, _ in columns),
@@ -291,7 +270,7 @@ def _search(data: ReportData) -> str:
     )
 
 
-def _update(item: SizeData) -> str:
+def _update(item: SizeFacts) -> str:
     return format_seconds(item.observation.update_time_s) if item.observation.update_times_s else UNKNOWN
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bexplore.diagnosis.bottlenecks import find_bottlenecks_so_far
 from bexplore.host.accelerators import published_device
 from bexplore.host.json_files import parse_json
 from bexplore.job import Job
@@ -14,31 +15,14 @@ from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.probe import Observation
 from bexplore.measurement.profile import Profile
 from bexplore.planning.api import plan_as_in_file
+from bexplore.planning.evidence import find_measured_bottlenecks
 from bexplore.planning.step import Plan
-from bexplore.run.facts import estimated
+from bexplore.run.facts import SizeFacts, find_size_facts
+from bexplore.run.parts.checks import Bottleneck
 from bexplore.run.parts.row import View
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run, program_of_answer
 from bexplore.trace.cost_model import CostModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeData:
-    """The measurements of one size.
-
-    Attributes:
-        observation: Its latest exact probe, else its latest probe, at the speed that the result tells of the size.
-        tokens_per_s: Tokens per second of the pass; None where samples are not sequences.
-        flops_per_s: Model operations per second of the pass; None without a trace.
-        mfu: Model-flops utilization, 0 to 1; None where the peak is unknown.
-        hfu: Hardware-flops utilization, which counts recomputation.
-    """
-
-    observation: Observation
-    tokens_per_s: float | None
-    flops_per_s: float | None
-    mfu: float | None
-    hfu: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +40,7 @@ class ReportData:
         cost_model: The trace of that job; None for none.
         budget_bytes: The memory budget in force; None if unknown.
         names: Settings in words, by variant; empty for a job with one.
+        bottlenecks: What limits the speed; of an unfinished run by its probes so far.
         profile: What the last profile of its steps shows; None for none.
         plan: The training by the file's own numbers; None where it gives too few, or the run is unfinished.
     """
@@ -69,6 +54,7 @@ class ReportData:
     confidences: tuple[tuple[int, int], ...]
     cost_model: CostModel | None
     budget_bytes: int | None
+    bottlenecks: tuple[Bottleneck, ...] = ()
     names: tuple[str, ...] = ()
     profile: Profile | None = None
     plan: Plan | None = None
@@ -109,28 +95,11 @@ class ReportData:
         """Return the published peak of the arithmetic that the job uses; None where it is not in the table."""
         return self.job.peak_flops_per_s(published_device(self.result.device_info))
 
-    def sizes(self) -> list[SizeData]:
-        """Return the data of each measured size, ascending."""
-        latest = {item.micro_batch_size: item for item in sorted(self.measured, key=_is_exact)}
-        return [self._size(latest[size]) for size in sorted(latest)]
-
-    def _size(self, item: Observation) -> SizeData:
-        if item.is_emulated:
-            return SizeData(observation=item, tokens_per_s=None, flops_per_s=None, mfu=None, hfu=None)
-        item = estimated(item, self.result.answer.speeds)
-        # The trace is of the longest samples: its operations are not those of batches of many lengths.
-        model = self.cost_model if self.job.lengths is None else None
-        length, peak = self.job.tokens_per_sample, self.peak_flops_per_s
-        size, seconds = item.micro_batch_size, item.pass_time_s
-        flops_per_s = None if model is None else model.model_flops(size) / seconds
-        hardware = None if model is None else model.hardware_flops(size) / seconds
-        return SizeData(
-            observation=item,
-            tokens_per_s=None if length is None else item.samples_per_s * length,
-            flops_per_s=flops_per_s,
-            mfu=None if peak is None or flops_per_s is None else flops_per_s / peak,
-            hfu=None if peak is None or hardware is None else hardware / peak,
-        )
+    @property
+    def sizes(self) -> list[SizeFacts]:
+        """Return the facts of each measured size, ascending."""
+        speeds = self.result.answer.speeds
+        return find_size_facts(self.job, self.measured, speeds, self.cost_model, self.peak_flops_per_s)
 
 
 def read_report_data(run: Run) -> ReportData:
@@ -148,6 +117,12 @@ def read_report_data(run: Run) -> ReportData:
     stored = run.result()
     result = stored or RunResult.from_record(answers[-1] if answers else {})
     job, cost_model, names = program_of_answer(run, meta, result)
+    profile = run.profile()
+    if stored is not None:
+        bottlenecks = (*stored.checks.bottlenecks, *find_measured_bottlenecks(run, profile))
+    else:
+        own = [item for item in observations if item.probe.variant == result.choice.variant]
+        bottlenecks = find_bottlenecks_so_far(job, result, own, cost_model)
     return ReportData(
         run=run,
         meta=meta,
@@ -160,14 +135,11 @@ def read_report_data(run: Run) -> ReportData:
         budget_bytes=next(
             (item.memory_budget_bytes for item in reversed(observations) if item.memory_budget_bytes), None
         ),
+        bottlenecks=bottlenecks,
         names=names,
-        profile=run.profile(),
+        profile=profile,
         plan=None if stored is None or stored.micro_batch_size is None else plan_as_in_file(run),
     )
-
-
-def _is_exact(observation: Observation) -> bool:
-    return not observation.probe.compilation.is_for_search
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ def data(tmp_path):
 def test_the_program_of_the_report_is_that_of_the_answer(data):
     assert data.job.activation_checkpointing == "full"
     assert data.cost_model.num_parameters == 11
-    assert [item.observation.micro_batch_size for item in data.sizes()] == [16]
+    assert [item.observation.micro_batch_size for item in data.sizes] == [16]
     assert sizes_table(data).highlighted == 0
 
 

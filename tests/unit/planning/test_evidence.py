@@ -10,9 +10,8 @@ import pytest
 from bexplore.host.records import from_record
 from bexplore.job import Job, Parallelism
 from bexplore.measurement.profile import ProfiledCollective
-from bexplore.output.profile_text import network_evidence
-from bexplore.output.report.page import bottlenecks
 from bexplore.output.report.report_data import read_report_data
+from bexplore.planning.evidence import find_network_evidence
 from bexplore.planning.network import FILE_NAME, Link
 from bexplore.planning.sources import read_costs
 from tests.unit.planning.builders import timed_network
@@ -41,24 +40,24 @@ def run(tmp_path):
 
 
 def test_the_network_beside_a_run_gives_its_slow_parts_with_speeds(run):
-    found = network_evidence(run)
+    found = find_network_evidence(run)
     assert found.slow == ("rank 1 is slow",)
     assert found.speeds == {"slowest_link_bytes_per_s": 1e9, "median_link_bytes_per_s": 3e9}
-    assert any("rank 1 is slow" in one.finding for one in bottlenecks(read_report_data(run)))
+    assert any("rank 1 is slow" in one.finding for one in read_report_data(run).bottlenecks)
 
 
 def test_it_explains_what_its_bandwidth_takes_for_profiled_collectives(run):
-    found = network_evidence(run)
+    found = find_network_evidence(run)
     assert found.seconds(collective("all_reduce", 2**20, num_calls=3)) == pytest.approx(3 * 2**20 / SPEED)
     assert found.seconds(collective("all_gather", 2**20, is_part=True)) is None  # this one was not timed
 
 
 def test_it_explains_the_mean_pass_of_a_step_by_the_bytes_of_the_gradients(run):
-    assert network_evidence(run).explained_s == pytest.approx(read_costs(run).gradient_bytes / SPEED)
+    assert find_network_evidence(run).explained_s == pytest.approx(read_costs(run).gradient_bytes / SPEED)
 
 
 def test_without_a_file_beside_the_run_or_with_a_damaged_one_nothing_is_said(run):
     (run.directory / FILE_NAME).write_text("{}")
-    assert network_evidence(run) is None
+    assert find_network_evidence(run) is None
     (run.directory / FILE_NAME).unlink()
-    assert network_evidence(run) is None
+    assert find_network_evidence(run) is None
