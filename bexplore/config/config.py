@@ -35,23 +35,14 @@ class RequestKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeRequest:
-    """The user's `micro_batch_size`.
-
-    Attributes:
-        kind: Kind of the value.
-        minimum: Smallest size to try; None for no bound.
-        maximum: Largest size to try; None for no bound.
-        value: Size of a fixed request; else None.
-        path: Path of the key, which may be absent: keys and list indices from the top of the file.
-        position: Place of the key in the file; None where it is absent.
-    """
+    """The user's `micro_batch_size`."""
 
     kind: RequestKind
-    minimum: int | None = None
-    maximum: int | None = None
-    value: int | None = None
-    path: KeyPath = ()
-    position: Position | None = None
+    minimum: int | None = None  # smallest size to try; None for no bound
+    maximum: int | None = None  # largest size to try; None for no bound
+    value: int | None = None  # size of a fixed request; else None
+    path: KeyPath = ()  # of the key, which may be absent: keys and list indices from the top of the file
+    position: Position | None = None  # of the key in the file; None where it is absent
 
     @property
     def is_in_tokens(self) -> bool:

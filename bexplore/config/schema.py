@@ -54,19 +54,13 @@ _LIKELY_UNITS = {"time_budget": "min", "probe_time_limit": "min", "training_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Limits that one word of `explore.effort` sets.
-
-    Attributes:
-        max_probes: Most probes.
-        passes_per_probe: Most timed passes of one probe.
-        target_confidence: Confidence, out of 100, from which on a probe must save several times its cost.
-        training_share: Most of the training's time that the search takes, as a share. Source: chosen; with 10 hours
-            they are 12 minutes, an hour and three hours.
-    """
+    """Limits that one word of `explore.effort` sets."""
 
     max_probes: int
     passes_per_probe: int
-    target_confidence: float
+    target_confidence: float  # out of 100, from which on a probe must save several times its cost
+    # Most of the training's time that the search takes. Source: chosen; of 10 hours they are 12 minutes, an hour and
+    # three hours.
     training_share: float
 
 

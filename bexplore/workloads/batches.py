@@ -225,21 +225,13 @@ def tensor_leaves(batch: Batch) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserBatches:
-    """A user's maker of batches.
+    """A user's maker of batches."""
 
-    Attributes:
-        function: micro_batch_size -> batch, a pytree.
-        seed: Seed of torch's random numbers in each call; the caller's random state is left as it was.
-        device: Device of every tensor, and of every other leaf that has a method `to`.
-        dtype: Type of floating-point tensors; None leaves it.
-        layout: Place of the samples.
-    """
-
-    function: Callable[[int], Batch]
-    seed: int
-    device: torch.device
-    dtype: torch.dtype | None = None
-    layout: BatchLayout = UNKNOWN
+    function: Callable[[int], Batch]  # micro_batch_size -> batch, a pytree
+    seed: int  # seed of torch's random numbers in each call; the caller's random state is left as it was
+    device: torch.device  # device of every tensor, and of every other leaf that has a method `to`
+    dtype: torch.dtype | None = None  # type of floating-point tensors; None leaves it
+    layout: BatchLayout = UNKNOWN  # place of the samples
 
     @classmethod
     def of(

@@ -22,23 +22,14 @@ LONGEST_S = 20.0  # seconds in all, the start of the loader's own workers includ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSpeed:
-    """Speed of a loader on otherwise idle processors.
+    """Speed of a loader on otherwise idle processors."""
 
-    Attributes:
-        micro_batch_size: Samples of a batch.
-        samples_per_s: Speed of steady delivery, without batches that workers prepared while they started.
-        num_batches: Batches of steady delivery.
-        elapsed_s: Seconds of steady delivery.
-        first_batch_s: Seconds to the first batch, start of the loader's workers included.
-        num_workers: Worker processes of the loader; None for anything but a DataLoader.
-    """
-
-    micro_batch_size: int
-    samples_per_s: float
-    num_batches: int
-    elapsed_s: float
-    first_batch_s: float
-    num_workers: int | None
+    micro_batch_size: int  # samples of a batch
+    samples_per_s: float  # speed of steady delivery, without batches that workers prepared while they started
+    num_batches: int  # batches of steady delivery
+    elapsed_s: float  # seconds of steady delivery
+    first_batch_s: float  # seconds to the first batch, start of the loader's workers included
+    num_workers: int | None  # worker processes of the loader; None for anything but a DataLoader
 
 
 def time_loader(job: Job, micro_batch_size: int) -> LoaderSpeed:

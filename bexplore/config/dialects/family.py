@@ -19,21 +19,13 @@ _FACTORS = {"micro_batch_size": "micro-batch", "accumulation": "accumulation", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """The numbers of a file; None for one that it leaves open.
+    """The numbers of a file; None for one that it leaves open."""
 
-    Attributes:
-        micro_batch_size: Samples of one replica in one pass.
-        accumulation: Micro-batches of one replica in one optimizer step.
-        num_replicas: Data-parallel replicas.
-        global_batch_size: Samples of one optimizer step over all replicas.
-        sequence_length: Tokens of a sample.
-    """
-
-    micro_batch_size: int | None = None
-    accumulation: int | None = None
-    num_replicas: int | None = None
-    global_batch_size: int | None = None
-    sequence_length: int | None = None
+    micro_batch_size: int | None = None  # samples of one replica in one pass
+    accumulation: int | None = None  # micro-batches of one replica in one optimizer step
+    num_replicas: int | None = None  # data-parallel replicas
+    global_batch_size: int | None = None  # samples of one optimizer step over all replicas
+    sequence_length: int | None = None  # tokens of a sample
 
     def solved(self) -> Numbers:
         """Return the numbers with the one that follows from the others: global = micro x accumulation x replicas.
@@ -77,21 +69,13 @@ _HYDRA = "defaults"  # the list of a Hydra tree, which no family's own file is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """Keys without which a file is not of a family.
+    """Keys without which a file is not of a family."""
 
-    Attributes:
-        all_of: Dotted keys that must be present.
-        any_of: Dotted keys of which one must be present; none for no such rule.
-        none_of: Dotted keys that must be absent.
-        suffixes: Endings of the file's name; empty for any.
-        score: How much these keys show by themselves: `CERTAIN` where no other program has them.
-    """
-
-    all_of: Keys = ()
-    any_of: Keys = ()
-    none_of: Keys = ()
-    suffixes: tuple[str, ...] = ()
-    score: int = CERTAIN
+    all_of: Keys = ()  # dotted keys that must be present
+    any_of: Keys = ()  # dotted keys of which one must be present; none for no such rule
+    none_of: Keys = ()  # dotted keys that must be absent
+    suffixes: tuple[str, ...] = ()  # endings of the file's name; empty for any
+    score: int = CERTAIN  # how much these keys show by themselves: `CERTAIN` where no other program has them
 
     def evidence(self, values: Values, suffix: str) -> tuple[str, ...]:
         """Return the keys that show the family; empty where the file is of another."""

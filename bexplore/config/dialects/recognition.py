@@ -21,21 +21,13 @@ NO_FAMILY = "none"  # the dialect of a file of the user's own
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyFile:
-    """A file of a family.
-
-    Attributes:
-        family: The family.
-        evidence: Keys by which it was recognised; empty where the user named it.
-        values: Its values.
-        places: Path of each quantity that the file has a key for.
-        numbers: Its numbers in samples, as they are written; the micro-batch size is None where it is the word.
-    """
+    """A file of a family."""
 
     family: Family
-    evidence: tuple[str, ...]
+    evidence: tuple[str, ...]  # keys by which it was recognised; empty where the user named it
     values: Values
-    places: Mapping[str, KeyPath]
-    numbers: Numbers
+    places: Mapping[str, KeyPath]  # path of each quantity that the file has a key for
+    numbers: Numbers  # its numbers in samples, as they are written; the micro-batch size is None where it is the word
 
     @property
     def tokens_of_a_sample(self) -> int:
