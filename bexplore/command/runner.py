@@ -317,7 +317,7 @@ class CommandRunner:
             pass_limit_s=self._learned.pass_limit_s() if (opened.capacity or 0) > probe.micro_batch_size else None,
         )
         contention.start()
-        with Suspension(watch.here) as suspension:
+        with Suspension(watch.list_pids_here) as suspension:
             ending = watch.until_end()
         if suspension.seconds:
             self._left = (*self._left, suspended_text(suspension.seconds))

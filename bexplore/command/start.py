@@ -206,7 +206,7 @@ class Start:
         """Return the process ids of this start on this host, whoever their parent is now."""
         return self._tree.alive()
 
-    def unobserved(self) -> list[int]:
+    def find_unobserved(self) -> list[int]:
         """Return the processes with torch in them, on this host, in which no observer is loaded.
 
         Forks of an observed process have its command line, and are its helpers; so are those that compile for it.

@@ -129,7 +129,7 @@ class Watch:
                 return ending
             time.sleep(self._poll_s)
 
-    def parked(self) -> list[int]:
+    def find_parked(self) -> list[int]:
         """Return the processes of this host that wait for their release after the last step."""
         ranks = (rank.record for rank in self.reports.ranks if rank.outcome == "observed")
         return [record["pid"] for record in ranks if record["host"] == os.uname().nodename]
@@ -274,8 +274,8 @@ class Watch:
         self.look(alive)
         if available_memory_bytes() < HOST_FLOOR_BYTES:
             return Ending.HOST_FULL
-        here = self.here()
-        if not any(self.reports.num_steps.values()) and self.start.unobserved():
+        here = self.list_pids_here()
+        if not any(self.reports.num_steps.values()) and self.start.find_unobserved():
             self._first_torch_s = self._first_torch_s or now_s
             if now_s - self._first_torch_s > UNOBSERVED_S:
                 return Ending.UNOBSERVED
@@ -288,7 +288,7 @@ class Watch:
             return Ending.LOST if now_s - self._error_s > AFTER_ERROR_S else None
         return None
 
-    def here(self) -> set[int]:
+    def list_pids_here(self) -> set[int]:
         """Return the process ids of this host that said hello."""
         host = os.uname().nodename
         return {hello["pid"] for hello in self.reports.hellos if hello["host"] == host}
@@ -344,7 +344,7 @@ class OpenStart:
 
     def end(self) -> list[str]:
         """End all of its processes, and remove what the training wrote; return what is left, for people."""
-        parked = () if self.watch is None or not self.watch.reports.are_whole else self.watch.parked()
+        parked = () if self.watch is None or not self.watch.reports.are_whole else self.watch.find_parked()
         left = self.start.end(ranks=parked, release=self.latest.release)
         self.folder.clean()
         self.latest.hide_in_reports()

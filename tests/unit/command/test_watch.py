@@ -88,7 +88,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def watched(training: Training, **fields) -> tuple[Ending, float]:
     """Return how the watch ended and after how many seconds; it gives up after a thousand hours."""
-    start = SimpleNamespace(return_code=None, alive=lambda: [1, 2], unobserved=list)
+    start = SimpleNamespace(return_code=None, alive=lambda: [1, 2], find_unobserved=list)
     given = {"time_limit_s": 3.6e6, "num_warmup": NUM_WARMUP} | fields
     watch = Watch(
         start=start,  # type: ignore[arg-type]
