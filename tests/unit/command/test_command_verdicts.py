@@ -56,67 +56,50 @@ FAR_APART = (1, [rank(rows=1)], VERIFIED), (475, [rank(rows=475)], VERIFIED)
 NOT_ARRIVED = {
     "a size that was tried and left was shrunk by the program": (
         [FOUR, (8, [with_rows(rank(rows=7), {8: 1, 7: 8})], CONTRADICTED)],
-        True,
-        None,
-        "auto_find_batch_size",
+        (True, None, "auto_find_batch_size"),
     ),
     "a size that never changes shows an ignored placeholder": (
         [FOUR, (8, [rank(rows=4)], CONTRADICTED)],
-        False,
-        None,
-        "{micro_batch_size}",
+        (False, None, "{micro_batch_size}"),
     ),
     "a size above the data tells how many samples there are": (
         [*FAR_APART, *((size, [rank(rows=1000)], CONTRADICTED) for size in (4096, 1280))],
-        True,
-        1000,
-        "",
+        (True, 1000, ""),
     ),
     "half of a size that was never tried is all that the data has": (
         [FOUR, (64, [rank(rows=32)], CONTRADICTED)],
-        True,
-        32,
-        "",
+        (True, 32, ""),
     ),
     "elements in proportion verify no size where the leading dimension shows it": (
         [*FAR_APART, (1280, [with_rows(packed(12800), {1000: 8})], CONTRADICTED)],
-        True,
-        1000,
-        "",
+        (True, 1000, ""),
     ),
     "packed batches are verified by their elements on every rank": (
         [PACKED, (8, both(packed(1993)), VERIFIED), (16, both(packed(1993)), CONTRADICTED)],
-        False,
-        None,
-        "",
+        (False, None, ""),
     ),
     "a size that each rank has its share of is a global batch size": (
         [(4, both(rank(rows=2)), UNCONFIRMED), (16, both(rank(rows=8)), CONTRADICTED)],
-        False,
-        None,
-        "{global_batch_size}",
+        (False, None, "{global_batch_size}"),
     ),
     "a first size that shrank is found out by the next one": (
         [(8, [rank(rows=5)], UNCONFIRMED), (4, [rank(rows=4)], CONTRADICTED)],
-        False,
-        None,
-        "5 samples arrived where 8 were asked for",
+        (False, None, "5 samples arrived where 8 were asked for"),
     ),
     "dropped batches contradict a larger size alone": (
         [(4, [dropping(4, 1)], VERIFIED), (8, [dropping(8, 2)], CONTRADICTED)],
-        True,
-        None,
-        "2.0 micro-batches of 8 arrived for each that was trained",
+        (True, None, "2.0 micro-batches of 8 arrived for each that was trained"),
     ),
 }
 
 
-@pytest.mark.parametrize(("probes", "is_of_this_size", "num_samples", "words"), NOT_ARRIVED.values(), ids=NOT_ARRIVED)
-def test_a_size_that_did_not_arrive_is_contradicted(check, probes, is_of_this_size, num_samples, words):
+@pytest.mark.parametrize(("probes", "told"), NOT_ARRIVED.values(), ids=NOT_ARRIVED)
+def test_a_size_that_did_not_arrive_is_contradicted(check, probes, told):
     for size, ranks, verdict in probes:
         finding = check.check(ranks, size, 1)
         assert (finding.result, finding.is_refused) == (verdict, verdict is CONTRADICTED), size
 
+    is_of_this_size, num_samples, words = told
     assert (finding.is_of_this_size, finding.num_samples) == (is_of_this_size, num_samples)
     assert words in f"{finding.why} {finding.hint}"
 
