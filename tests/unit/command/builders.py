@@ -19,18 +19,11 @@ def step(ended_s: float, *, passes: int = 1, rows: int = 4, update_s: float = 0.
     )
 
 
-def rank(number: int = 0, *, rows: int = 4, seconds: float = 1.0, digests: tuple[str, ...] = ("a",), **fields) -> Rank:
-    """Return the record of a rank with eight steps."""
-    steps = tuple(step(seconds * index, rows=rows, **fields) for index in range(1, 9))
-    return Rank(
-        outcome="observed",
-        rank=number,
-        world_size=1,
-        steps=steps,
-        rows={rows: 8},
-        forward_rows=(),
-        num_samples=None,
-        digests=digests,
-        memory={},
-        record={},
-    )
+def rank(
+    number: int = 0, *, rows: int = 4, seconds: float = 1.0, passes: int = 1, update_s: float = 0.0, **fields
+) -> Rank:
+    """Return the record of a rank with eight steps, unless others are given."""
+    steps = tuple(step(seconds * index, rows=rows, passes=passes, update_s=update_s) for index in range(1, 9))
+    facts = {"outcome": "observed", "rank": number, "world_size": 1, "steps": steps, "rows": {rows: 8}}
+    facts |= {"forward_rows": (), "num_samples": None, "digests": ("a",), "memory": {}, "record": {}}
+    return Rank(**facts | fields)

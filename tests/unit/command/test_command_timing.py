@@ -25,19 +25,20 @@ def evaluating(seconds: float, evaluation_s: dict[int, float], *, tells: bool = 
         ended_s += seconds + evaluation_s.get(index, 0.0)
         told_s = evaluation_s.get(index, 0.0) if tells else 0.0
         steps.append(dataclasses.replace(step(ended_s), evaluation_s=0.99 * told_s))
-    return dataclasses.replace(rank(), steps=tuple(steps))
+    return rank(steps=tuple(steps))
 
 
-def test_a_step_with_an_evaluation_counts_as_the_usual_one():
-    timing = time_rank(evaluating(0.1, {5: 65.0}), num_warmup=1, micro_batch_size=4)
+@pytest.mark.parametrize(
+    ("evaluation_s", "step_s"),
+    [
+        pytest.param({5: 65.0}, 0.1, id="counts as the usual step where enough have none"),
+        pytest.param(dict.fromkeys(range(8), 10.0), 0.2, id="its seconds are taken from each where most have one"),
+    ],
+)
+def test_the_evaluation_of_a_step_is_not_timed(evaluation_s, step_s):
+    timing = time_rank(evaluating(0.1, evaluation_s), num_warmup=1, micro_batch_size=4)
 
-    assert timing.step_times_s == pytest.approx([0.1] * 7)
-
-
-def test_where_most_steps_evaluate_the_seconds_are_taken_from_each():
-    timing = time_rank(evaluating(0.1, dict.fromkeys(range(8), 10.0)), num_warmup=1, micro_batch_size=4)
-
-    assert timing.step_times_s == pytest.approx([0.2] * 7)
+    assert timing.step_times_s == pytest.approx([step_s] * 7)
 
 
 def test_a_rank_that_waits_for_another_ones_evaluation_has_it_too():
@@ -47,29 +48,26 @@ def test_a_rank_that_waits_for_another_ones_evaluation_has_it_too():
         assert time_rank(one, num_warmup=1, micro_batch_size=4).step_times_s == pytest.approx([0.1] * 7)
 
 
-def test_passes_take_batches_in_the_order_in_which_they_were_read():
-    ahead = dataclasses.replace(rank(), before={"num_fetches": 113, "num_passes": 100})
-
-    assert find_own_step(ahead, 7) == 13
-    assert find_own_step(rank(), 7) == 0
+AHEAD = {"before": {"num_fetches": 113, "num_passes": 100}}
 
 
-def test_the_calls_of_a_model_show_the_first_step_of_the_size():
-    ahead = dataclasses.replace(
-        rank(), before={"num_fetches": 113, "num_passes": 100}, own_from_step=5, awaits_own_batches=True
-    )
-
-    assert find_own_step(ahead, 7) == 5
-
-
-def test_a_model_that_should_have_had_a_batch_of_the_size_shows_none():
-    assert find_own_step(dataclasses.replace(rank(), awaits_own_batches=True), 7) is None
+@pytest.mark.parametrize(
+    ("fields", "first"),
+    [
+        pytest.param({}, 0, id="nothing was read ahead"),
+        pytest.param(AHEAD, 13, id="passes take batches in the order in which they were read"),
+        pytest.param(AHEAD | {"own_from_step": 5, "awaits_own_batches": True}, 5, id="the calls of a model show it"),
+        pytest.param({"awaits_own_batches": True}, None, id="the calls of a model should have shown it"),
+    ],
+)
+def test_the_first_step_of_a_size_is_behind_batches_that_were_read_ahead(fields, first):
+    assert find_own_step(rank(**fields), 7) == first
 
 
 def with_fetches(num_fetches: int, *, num_passes: int, num_samples: int) -> Rank:
     steps = (step(0.1 * index, passes=num_passes) for index in range(1, 9))
     counts = {"num_fetches": num_fetches, "num_samples": num_samples}
-    return dataclasses.replace(rank(), steps=tuple(dataclasses.replace(one, **counts) for one in steps))
+    return rank(steps=tuple(dataclasses.replace(one, **counts) for one in steps))
 
 
 @pytest.mark.parametrize(
@@ -101,8 +99,8 @@ def with_last_batches(samples: list[int], *, is_of_loader: bool) -> Rank:
         ended_s += 1.0 + 0.01 * num_samples
         fields = {"num_samples": num_samples, "num_fetches": int(is_of_loader)}
         steps.append(dataclasses.replace(step(ended_s), **fields))
-    one = dataclasses.replace(rank(), steps=tuple(steps), rows={})
-    return dataclasses.replace(one, rows=dict.fromkeys(samples, 9), num_samples=sum(samples)) if is_of_loader else one
+    shown = {"rows": dict.fromkeys(samples, 9), "num_samples": sum(samples)} if is_of_loader else {"rows": {}}
+    return dataclasses.replace(rank(steps=tuple(steps)), **shown)
 
 
 @pytest.mark.parametrize("is_of_loader", [True, False])
@@ -133,16 +131,6 @@ def test_without_a_loader_batches_count_by_all_of_their_samples():
 )
 def test_a_step_is_expected_on_the_line_between_known_ones(size, seconds):
     assert expect_step_s({64: 0.3, 1: 0.09, 16: 0.1, 8: 0.1}, size) == pytest.approx(seconds)
-
-
-def test_the_seconds_of_an_evaluation_are_of_no_step():
-    steps = list(rank(seconds=1.0).steps)
-    steps[5:] = [dataclasses.replace(one, ended_s=one.ended_s + 30.0) for one in steps[5:]]
-    steps[5] = dataclasses.replace(steps[5], evaluation_s=30.0)
-
-    timing = time_rank(dataclasses.replace(rank(), steps=tuple(steps)), num_warmup=3, micro_batch_size=4)
-
-    assert timing.step_times_s == pytest.approx([1.0] * 5)
 
 
 def test_the_slowest_rank_is_the_timing():

@@ -180,7 +180,7 @@ def test_an_accumulation_that_did_not_happen_is_contradicted():
 )
 def test_each_ranks_share_of_the_larger_size_is_that_of_a_global_batch(longest, num_samples, is_divided):
     record = {"num_cut_lists": 8, "longest_cut_list": longest}
-    ranks = [dataclasses.replace(rank(number), record=record, num_samples=num_samples) for number in range(2)]
+    ranks = [rank(number, record=record, num_samples=num_samples) for number in range(2)]
 
     finding = check_capacity(ranks, 64)
 
@@ -198,7 +198,7 @@ def test_each_ranks_share_of_the_larger_size_is_that_of_a_global_batch(longest, 
     ],
 )
 def test_a_size_is_cut_where_all_batches_come_from_cut_lists(rows, num_cut, verdict):
-    one = dataclasses.replace(rank(rows=rows), record={"num_cut_lists": num_cut})
+    one = rank(rows=rows, record={"num_cut_lists": num_cut})
     stage = dataclasses.replace(rank(), rows={}, record={"num_cut_lists": 0})
     of_pipeline = dataclasses.replace(stage, steps=tuple(dataclasses.replace(s, num_fetches=0) for s in stage.steps))
 
@@ -208,7 +208,7 @@ def test_a_size_is_cut_where_all_batches_come_from_cut_lists(rows, num_cut, verd
 def listed(rows: int, *, num_samples: int | None = 8192, longest: int = 0) -> Rank:
     """Return a rank whose loader took its batches from lists of so many samples."""
     record = {"list_lengths": {str(rows): 3}, "longest_cut_list": longest, "num_cut_lists": 8}
-    return dataclasses.replace(rank(rows=rows), record=record, num_samples=num_samples)
+    return rank(rows=rows, record=record, num_samples=num_samples)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ RECORD = {
 
 
 def observed(rows: int = 4, **more: object) -> Rank:
-    return dataclasses.replace(rank(rows=rows), record=RECORD | more, digests=("a",))
+    return rank(rows=rows, record=RECORD | more)
 
 
 def watched(*ranks: Rank, ending: Ending = Ending.OBSERVED, suspended_s: float = 0.0, **more: object) -> Watched:
