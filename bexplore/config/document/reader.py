@@ -49,19 +49,12 @@ _PARSER_BUGS = (ValueError, RecursionError, AttributeError, AssertionError, Inde
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Place of a value in the file or on the command line.
+    """Place of a value in the file or on the command line."""
 
-    Attributes:
-        line: Line of the key, or of the value of a list element, from 1; None for a value of the command line.
-        span: Characters of the text from the first of the value to just behind its last; None without a line.
-        key_span: Characters of the key in the same way; None without a line and for a list element.
-        override: The `--set` text that gave the value; empty for the file.
-    """
-
-    line: int | None = None
-    span: tuple[int, int] | None = None
-    key_span: tuple[int, int] | None = None
-    override: str = ""
+    line: int | None = None  # of the key, or of the value of a list element, from 1; None on the command line
+    span: tuple[int, int] | None = None  # characters of the value, from its first to just behind its last
+    key_span: tuple[int, int] | None = None  # characters of the key likewise; None for a list element
+    override: str = ""  # the `--set` text that gave the value; empty for the file
 
 
 def name_kind(value: Any) -> str:
