@@ -7,11 +7,13 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import click
 
+from bexplore.actions.ask_help import ask_for_help
 from bexplore.actions.doctor import Check, Status, examine
 from bexplore.cli.field_names import name_options
 from bexplore.cli.options import COMMAND, CommandBehindDashes
@@ -38,18 +40,28 @@ _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "red"}
     metavar="[NAME]",
     help="Write an example that comes with bexplore; without NAME list them.",
 )
+@click.option("--run-help", is_flag=True, help="Run the script or COMMAND once, with --help, to see its options.")
 @click.pass_context
-def init(context: click.Context, source: Path | None, output: Path | None, force: bool, example: str | None) -> None:
+def init(
+    context: click.Context,
+    source: Path | None,
+    output: Path | None,
+    force: bool,
+    example: str | None,
+    run_help: bool,
+) -> None:
     """Write the smallest file with which a training can be explored, from its configuration, script or command.
 
     A configuration of a known family gets the word at its own key; its global batch stays what it was. Of a script, a
-    command or a Hydra tree, the options that are the size, the accumulation and the output folder become placeholders.
-    SOURCE is read and not changed; nothing is run.
+    notebook, a command or a Hydra tree, what is the size, the accumulation and the output folder becomes a placeholder.
+    SOURCE is read and not changed; nothing is run without --run-help.
 
     \b
     Examples:
       bexplore init axolotl.yaml                                  writes axolotl.explore.yaml
       bexplore init train.py                                      writes train.explore.yaml
+      bexplore init --run-help train.py                           the same, from what train.py --help prints
+      bexplore init notebook.ipynb                                writes notebook.explore.yaml, for papermill
       bexplore init conf/config.yaml                              a Hydra tree: writes explore.yaml
       bexplore init -- torchrun --nproc-per-node 8 train.py --batch-size 16    writes explore.yaml
       bexplore init --example                                     lists the examples
@@ -63,16 +75,23 @@ def init(context: click.Context, source: Path | None, output: Path | None, force
         return
     if (source is None) == (not command):
         raise click.UsageError("Give one of SOURCE and a training command behind --.")
-    if command:
-        made = starter.from_command(command)
-    else:
-        assert source is not None  # one of the two is given
-        made = starter.from_script(source) if source.suffix == ".py" else starter.from_file(source)
+    made = _start(source, command, run_help=run_help)
     target = output or made.target
     _write(target, made.text, force=force)
     for note in made.notes:
-        click.echo(note)
+        click.echo(name_options(note))
     click.echo(f"wrote {target}; next: bexplore explore {target} --dry-run")
+
+
+def _start(source: Path | None, command: Sequence[str], *, run_help: bool) -> starter.Starter:
+    if run_help:
+        if source is not None and source.suffix != ".py":
+            raise click.UsageError("--run-help is for a script or a command.")
+        words = command or starter.list_start_words(source or Path())
+        return starter.from_help(words, ask_for_help(words), script=source)
+    if source is None:
+        return starter.from_command(command)
+    return starter.from_script(source) if source.suffix in (".py", ".ipynb") else starter.from_file(source)
 
 
 def _example(name: str, output: Path | None, *, force: bool) -> None:

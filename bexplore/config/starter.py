@@ -1,13 +1,12 @@
 """The smallest file with which a training can be explored: an example, or from its configuration, command or script.
 
-Of a script only the text is read: its options, a size that it fixes itself, its Hydra configuration. Nothing is run.
+Of a script only the text is read: how it takes parameters, a size that it fixes itself, its Hydra configuration.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,35 +17,33 @@ from bexplore.config.dialects.recognition import FamilyFile, read_family, recogn
 from bexplore.config.document import Problems, dotted_path, is_integer
 from bexplore.config.document.writer import with_value
 from bexplore.config.hydra_tree import Leaf, is_tree, read_leaves
+from bexplore.config.training_script import (
+    NAMES,
+    OF_EVALUATION,
+    Call,
+    Program,
+    add_to_words,
+    call_by_help,
+    call_of,
+    command_of_notebook,
+    spell,
+    start_words,
+    unset_variables,
+)
 from bexplore.errors import UserInputError, suggestion
 
-# Options of training scripts, as `--name`, `-name` or `name=`, with `_` for `-`. Sources: the arguments of
-# transformers, DeepSpeed, Megatron-LM, timm, torchvision's references and PyTorch's examples.
-_OPTIONS = {
-    "micro_batch_size": (
-        *("micro_batch_size", "per_device_train_batch_size", "train_micro_batch_size_per_gpu", "device_batch_size"),
-        *("train_batch_size", "batch_size", "batchsize", "mbs", "bs", "b"),
-    ),
-    "accumulation": (
-        *("gradient_accumulation_steps", "grad_accum_steps", "accumulation_steps", "accumulation", "grad_accum"),
-        "accumulate_grad_batches",
-    ),
-    "output_dir": (
-        *("hydra.run.dir", "output_dir", "out_dir", "output", "save_dir", "log_dir", "checkpoint_dir"),
-        *("default_root_dir", "out"),
-    ),
-}
 _OF_A_COMMAND = Path("explore.yaml")
+_SUFFIX = ".explore.yaml"
+_OF_A_STEP = ("micro_batch_size", "accumulation")  # whose product is the batch of a step on a replica
 _OF_REPLICA = " on one replica, as the file had them"
 _OF_ALL = " over all replicas, as the file had them"
-_OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|predict|inference)(?![a-z])")
 _HYDRA_MAIN = re.compile(r"\bhydra\.main\b")
 _EXAMPLE_SUFFIXES = (".yaml", ".yml", ".py", ".json")  # the first that an example has is the file to explore or to copy
 _COMMAND_FILE = """\
 # bexplore explore FILE: starts this command once for each size worth a start, and ends it after a few steps.
 explore:
   command: {command}
-{writes}{replica_batch_size}\
+{env}{writes}{replica_batch_size}\
   # global_batch_size: 256  # samples of one optimizer step over all replicas, to be kept
   # replicas: 8             # data-parallel replicas; the first start shows them
 """
@@ -166,10 +163,11 @@ def _from_tree(path: Path) -> Starter:
 
 
 def _find_leaf(leaves: Sequence[Leaf], placeholder: str) -> Leaf | None:
-    for name in _OPTIONS[placeholder]:
-        named = [leaf for leaf in leaves if leaf.path[-1] == name and is_integer(leaf.value) and leaf.value > 0]
+    numbers = [leaf for leaf in leaves if is_integer(leaf.value) and leaf.value > 0]
+    for name in NAMES[placeholder]:
+        named = [leaf for leaf in numbers if spell(str(leaf.path[-1])) == name]
         if named:
-            return min(named, key=lambda leaf: (bool(_OF_EVALUATION.search(leaf.override)), len(leaf.path)))
+            return min(named, key=lambda leaf: (bool(OF_EVALUATION.search(leaf.override)), len(leaf.path)))
     return None
 
 
@@ -189,25 +187,83 @@ def _find_hydra_script(path: Path) -> tuple[Path | None, list[str]]:
 
 def from_command(words: Sequence[str], *, target: Path | None = None) -> Starter:
     """Return a file for a training command, whose values are replaced by placeholders."""
-    scripts = [Path(word) for word in words if word.endswith(".py") and Path(word).is_file()]
-    known = [option for script in scripts for option in _read_options(script)]
-    filled = _with_options(_with_placeholders(list(words)), known)
+    scripts = [
+        (index, path) for index, word in enumerate(words) if (path := _script_at(words, index, word)) is not None
+    ]
+    filled = _with_placeholders(list(words))
+    for index, path in scripts[:1]:
+        filled = add_to_words(filled, index, Program(path), taken=_placeholders_in(filled))
     found = _placeholders_in(filled)
     if "micro_batch_size" not in found:
-        for script in scripts:
-            _refuse_fixed_size(script)
-        message = "no word of the command is a micro-batch size"
-        raise UserInputError(message, hint="write {micro_batch_size} where the command takes it")
+        raise UserInputError("no word of the command is a micro-batch size", hint=_whole_command(words, scripts))
     notes = [f"{name} is filled in by bexplore" for name in PLACEHOLDERS if name in found]
-    return Starter(text=_fill_command_file(filled), notes=notes, target=target or _OF_A_COMMAND)
+    return _of_words(filled, notes, target=target or _OF_A_COMMAND)
 
 
-def _fill_command_file(words: Sequence[str], *, replica_batch_size: int | None = None) -> str:
-    samples = f"  replica_batch_size: {replica_batch_size}  # samples of one optimizer step{_OF_REPLICA}\n"
+def _whole_command(words: Sequence[str], scripts: Sequence[tuple[int, Path]]) -> str:
+    """Return what to type in place of a command without a size; raise what its script says of that."""
+    for index, path in scripts[:1]:
+        call = call_of(Program(path), words[: index + 1])
+        return f"the script takes it so: bexplore init -- {quote_words([*words[: index + 1], *call.words])}"
+    return "write {micro_batch_size} where the command takes it"
+
+
+def _script_at(words: Sequence[str], index: int, word: str) -> Path | None:
+    """Return the script that a word of a command starts: by its path, or behind `-m` by its name."""
+    path = Path(word)
+    if index and words[index - 1] == "-m":
+        path = Path(*word.split(".")).with_suffix(".py")
+    return path if path.suffix == ".py" and path.is_file() else None
+
+
+def from_help(words: Sequence[str], text: str, *, script: Path | None = None) -> Starter:
+    """Return a file for a program by its own help text."""
+    target = _OF_A_COMMAND if script is None else script.with_suffix(_SUFFIX)
+    return _of_call(words, call_by_help(text, words), [], target=target)
+
+
+def _of_call(start: Sequence[str], call: Call, notes: Sequence[str], *, target: Path) -> Starter:
+    told = [f"{one.spelt} takes {{{name}}}{one.told_default}" for name, one in call.chosen.items()]
+    size, accumulation = (call.chosen[name].default if name in call.chosen else 1 for name in _OF_A_STEP)
+    samples = size * accumulation if is_integer(size) and is_integer(accumulation) else None
+    words = [*start, *call.words]
+    return _of_words(words, [*told, *notes], target=target, env=call.variables, samples=samples)
+
+
+def _of_words(
+    words: Sequence[str],
+    notes: Sequence[str],
+    *,
+    target: Path,
+    env: Mapping[str, str] | None = None,
+    samples: int | None = None,
+) -> Starter:
+    text = _fill_command_file(words, env=env or {}, samples=samples)
+    return Starter(text=text, notes=[*notes, *_consent(words, env or {})], target=target)
+
+
+def _consent(words: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Return what somebody must decide where no output folder is handed to a command."""
+    if "output_dir" in _placeholders_in([*words, *env.values()]):
+        return []
+    return ["it takes no output folder: if starts may write where it writes, add `writes_are_fine=True` to that line"]
+
+
+def _fill_command_file(
+    words: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    samples: int | None = None,
+    replica_batch_size: int | None = None,
+) -> str:
+    fixed = f"  replica_batch_size: {replica_batch_size}  # samples of one optimizer step{_OF_REPLICA}\n"
+    usual = f"  # replica_batch_size: {samples}  # samples of one optimizer step on one replica, by its defaults\n"
+    variables = "".join(f'    {name}: "{value}"\n' for name, value in (env or {}).items())
     return _COMMAND_FILE.format(
         command=_quote_for_yaml(quote_words(words)),
-        writes="" if "output_dir" in _placeholders_in(words) else _WRITES,
-        replica_batch_size="" if replica_batch_size is None else samples,
+        env=f"  env:\n{variables}" if variables else "",
+        writes="" if not _consent(words, env or {}) else _WRITES,
+        replica_batch_size=fixed if replica_batch_size is not None else usual if samples is not None else "",
     )
 
 
@@ -223,7 +279,7 @@ def _placeholders_in(words: Iterable[str]) -> set[str]:
 
 def _with_placeholders(words: list[str]) -> list[str]:
     found = _placeholders_in(words)
-    for placeholder, names in _OPTIONS.items():
+    for placeholder, names in NAMES.items():
         place = None if placeholder in found else _find_value(words, names)
         if place is not None:
             index, head = place
@@ -236,8 +292,7 @@ def _find_value(words: Sequence[str], names: Iterable[str]) -> tuple[int, str] |
     for name in names:
         for index, word in enumerate(words):
             option, equals, _value = word.partition("=")
-            spelt = option.lstrip("-+").replace("-", "_")
-            if name not in (spelt, spelt.rpartition(".")[2]) or option == word.lstrip("-") != option:
+            if name not in (spell(option), spell(option.rpartition(".")[2])) or option == word.lstrip("-") != option:
                 continue
             if equals:
                 return index, f"{option}="
@@ -246,73 +301,28 @@ def _find_value(words: Sequence[str], names: Iterable[str]) -> tuple[int, str] |
     return None
 
 
-def _with_options(words: list[str], known: Sequence[str]) -> list[str]:
-    found = _placeholders_in(words)
-    for placeholder in ("micro_batch_size", "output_dir"):
-        ranks = {option: option.lstrip("-").replace("-", "_") for option in known}
-        names = [option for option, spelt in ranks.items() if spelt in _OPTIONS[placeholder]]
-        if placeholder not in found and names:
-            best = min(names, key=lambda option: _OPTIONS[placeholder].index(ranks[option]))
-            words += [best, f"{{{placeholder}}}"] if best.startswith("-") else [f"{best}={{{placeholder}}}"]
-    return words
-
-
 # From a script
 
 
+def list_start_words(script: Path) -> list[str]:
+    """Return the words that start a script."""
+    return start_words(Program(script))
+
+
 def from_script(path: Path) -> Starter:
-    """Return a file for a training script: of its Hydra configuration, or of its options."""
+    """Return a file for a training script or a notebook: of its Hydra configuration, or of how it takes parameters."""
+    target = path.with_suffix(_SUFFIX)
+    if path.suffix == ".ipynb":
+        return _of_words(
+            command_of_notebook(path), ["papermill is to be installed: pip install papermill"], target=target
+        )
     tree = _hydra_configuration(path)
     if tree is not None:
         return from_file(tree)
-    return from_command(("python", str(path)), target=path.with_suffix(".explore.yaml"))
-
-
-def _read_options(path: Path) -> Iterator[str]:
-    """Yield each option that a script gives to `add_argument` or `option`; `TrainingArguments` brings its own."""
-    tree = _parse(path)
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    if {"HfArgumentParser", "TrainingArguments"} <= names:
-        yield from ("--per_device_train_batch_size", "--output_dir")
-    if _is_of_hydra(path):
-        yield "hydra.run.dir"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("add_argument", "option"):
-            texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-            yield from (text for text in texts if text.startswith("--"))
-
-
-def _refuse_fixed_size(path: Path) -> None:
-    """Raise an error where a script gives a number to a name of the micro-batch size, as a keyword or a variable."""
-    tree = _parse(path)
-    for node in ast.walk(tree):
-        found: list[tuple[str, ast.expr]] = []
-        if isinstance(node, ast.Call):
-            found = [(keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg]
-        elif isinstance(node, ast.Assign):
-            found = [(target.id, node.value) for target in node.targets if isinstance(target, ast.Name)]
-        for name, value in found:
-            is_number = isinstance(value, ast.Constant) and type(value.value) is int
-            if name.lower() in _OPTIONS["micro_batch_size"] and is_number:
-                size = ast.unparse(value)
-                raise UserInputError(
-                    f"{path}:{value.lineno}: {name}={size} is fixed in the script", hint=_way_out(tree, path, size)
-                )
-
-
-def _way_out(tree: ast.Module, path: Path, size: str) -> str:
-    """Return how a script of a trainer, or of none, can take its size from outside."""
-    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    packages = {module.split(".")[0] for module in imported}
-    if packages & {"lightning", "pytorch_lightning"}:
-        return "Trainer(callbacks=[bexplore.lightning.MicroBatchSizeFinder()]) finds it in the script (docs/guide.md)"
-    if packages & {"transformers", "trl"}:
-        return "bexplore.transformers.explore(make_trainer) finds it in the script (docs/guide.md)"
-    return (
-        f'write int(os.environ.get("MICRO_BATCH_SIZE", {size})) there, then type\n'
-        f"bexplore explore --env MICRO_BATCH_SIZE={{micro_batch_size}} -- python {path}"
-    )
+    program = Program(path)
+    start = start_words(program)
+    unset = [f"{name} is to be set in the environment, as for a training" for name in unset_variables(program)]
+    return _of_call(start, call_of(program, start), unset, target=target)
 
 
 def _is_of_hydra(path: Path) -> bool:
@@ -328,10 +338,3 @@ def _hydra_configuration(path: Path) -> Path | None:
     folder = path.parent / (named["config_path"][1] if named["config_path"] else "")
     configuration = folder / f"{named['config_name'][1].removesuffix('.yaml')}.yaml"
     return configuration if configuration.is_file() else None
-
-
-def _parse(path: Path) -> ast.Module:
-    try:
-        return ast.parse(document.read_text(path))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UserInputError(f"{path} is not Python: {error}") from None

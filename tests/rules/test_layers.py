@@ -25,7 +25,8 @@ ORDER = {
     "emulated_gpu": "libraries environment config_environment",
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command workload variants config dialects "
-    "json_schema hydra_tree starter load",
+    "json_schema hydra_tree training_script starter load",
+    "config.training_script": "source parameters declared signatures places fixed help_text calls notebook",
     "config.dialects.cerebras": "section decoders encoders layout",
     "workloads": "torch_private modules import_path parallel workload batches loader decoder hf imported",
     "trace": "torch_private cost_model absent_gpu cache operators lifetimes inductor repeated_blocks "
@@ -39,7 +40,7 @@ ORDER = {
     "run": "selection facts parts result journal run_directory fingerprint events event_records",
     "diagnosis": "bottlenecks profiled",
     "exploration": "memory_budget setup emulated variants estimate finish base command job",
-    "actions": "apply probe trace doctor",
+    "actions": "apply probe trace ask_help doctor",
     "planning": "network network_timing request costs layout step cautions plan sources api evidence",
     "guard": "report baseline reference timing compare sizes snapshot pairs guard",
     "output": "table plot tables guard_table guard_ci plan_table event_files bexp profile_text "

@@ -14,9 +14,13 @@ from bexplore.errors import UserInputError
         (
             "from torch.utils.data import DataLoader\nDataLoader([], shuffle=True,\n  batch_size=32)\n",
             ":3: batch_size=32 is fixed in the script",
-            'write int(os.environ.get("MICRO_BATCH_SIZE", 32)) there',
+            '  batch_size=int(os.environ.get("MICRO_BATCH_SIZE", 32)))\n',
         ),
-        ("BATCH_SIZE = 16\n", ":1: BATCH_SIZE=16 is fixed", "--env MICRO_BATCH_SIZE={micro_batch_size} -- python"),
+        (
+            "BATCH_SIZE = 16\n",
+            ":1: BATCH_SIZE=16 is fixed",
+            "--env MICRO_BATCH_SIZE={micro_batch_size} --writes-are-fine -- python",
+        ),
         (
             "from transformers import Trainer, TrainingArguments\n"
             "Trainer(args=TrainingArguments(per_device_train_batch_size=8))\n",
@@ -24,8 +28,8 @@ from bexplore.errors import UserInputError
             "bexplore.transformers.explore",
         ),
         ("import lightning.pytorch as pl\nbatch_size = 4\n", ":2: batch_size=4 is fixed", "MicroBatchSizeFinder"),
-        ("print()\n", "no word of the command", "write {micro_batch_size} where"),
-        ("batch_size = True\n", "no word of the command", "write {micro_batch_size} where"),
+        ("print()\n", "is a micro-batch size", "write {micro_batch_size} where"),
+        ("batch_size = True\n", "is a micro-batch size", "write {micro_batch_size} where"),
     ],
 )
 def test_a_size_that_a_script_fixes_is_named_with_its_line_and_the_way_out(tmp_path, script, text, hint):

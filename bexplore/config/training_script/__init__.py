@@ -1,0 +1,20 @@
+"""How a training script takes its parameters, read from its text: which, how they are spelt, in which order."""
+
+from bexplore.config.training_script.calls import add_to_words, call_by_help, call_of, start_words, unset_variables
+from bexplore.config.training_script.notebook import command_of_notebook
+from bexplore.config.training_script.parameters import NAMES, OF_EVALUATION, Call, spell
+from bexplore.config.training_script.source import Program
+
+__all__ = [
+    "NAMES",
+    "OF_EVALUATION",
+    "Call",
+    "Program",
+    "add_to_words",
+    "call_by_help",
+    "call_of",
+    "command_of_notebook",
+    "spell",
+    "start_words",
+    "unset_variables",
+]

@@ -1,0 +1,210 @@
+"""The call of a script with placeholders, or an error that has the complete line to type."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import chain as chained
+from pathlib import Path
+
+from bexplore.config.command import quote_words
+from bexplore.config.training_script import declared, places, signatures
+from bexplore.config.training_script.fixed import VARIABLE, FixedSize, find_fixed_size
+from bexplore.config.training_script.help_text import read_help
+from bexplore.config.training_script.parameters import (
+    NAMES,
+    Call,
+    Chain,
+    Interface,
+    Parameter,
+    choose,
+    find_chains,
+    make_call,
+    rank,
+)
+from bexplore.config.training_script.source import Program
+from bexplore.errors import UserInputError
+
+# What reads a command line, the surest first: where two find a size, the first is taken.
+_READERS = (
+    *(signatures.read_lightning, signatures.read_dataclasses, declared.read_click, signatures.read_applications),
+    *(signatures.read_calls, declared.read_absl, declared.read_argparse, signatures.read_keys),
+    *(places.read_configurator, places.read_argv),
+)
+_MOST_SHOWN = 5  # calls or options in a message
+_PLACEHOLDER = "{micro_batch_size}"
+
+
+def start_words(program: Program) -> list[str]:
+    """Return the words that start a script: as a module where it imports from its own package."""
+    script, top = program.script, program.script.resolve().parent
+    if any(dotted.startswith(".") for dotted, _ in program.main.imports.values()):
+        while (top / "__init__.py").is_file():
+            top = top.parent
+        if top == Path().resolve():
+            return ["python", "-m", ".".join(script.resolve().relative_to(top).with_suffix("").parts)]
+    return ["python", str(script)]
+
+
+def call_of(program: Program, start: Sequence[str]) -> Call:
+    """Return the call of a script by its text; raise an error with the line to type where that leaves a question."""
+    interfaces = _read_interfaces(program)
+    variables = places.read_variables(program)
+    found = find_chains(interfaces, variables)
+    if not found and "micro_batch_size" in choose([], variables):
+        found = [[("", Interface("environment"))]]
+    if not found:
+        _refuse_without_size(program, start, interfaces)
+    return _only_call(found, start, variables, program.script)
+
+
+def call_by_help(text: str, start: Sequence[str]) -> Call:
+    """Return the call of a program by its own help text."""
+    interface = read_help(text)
+    shown = quote_words(start)
+    if interface.commands and "micro_batch_size" not in choose([("", interface)]):
+        raise UserInputError(
+            f"{shown} has commands: {', '.join(interface.commands)}",
+            hint=f"name the one that trains: bexplore init --run-help -- {shown} {next(iter(interface.commands))}",
+        )
+    interface.commands = {}
+    found = find_chains([interface])
+    if not found:
+        raise UserInputError(
+            f"{shown} --help lists no option that is a micro-batch size{_listed([interface])}",
+            hint=f"bexplore init -- {shown} OPTION {_PLACEHOLDER}, with the option that is the size",
+        )
+    return _only_call(found, start, (), None)
+
+
+def add_to_words(words: Sequence[str], script_index: int, program: Program, taken: set[str]) -> list[str]:
+    """Return the words of a typed command with the size and the output folder that they leave out."""
+    words, behind = list(words), script_index + 1
+    chain = _chain_typed(_read_interfaces(program), words[behind:])
+    for placeholder, parameter in choose(chain).items():
+        if placeholder in taken or placeholder == "accumulation" or parameter.is_positional:
+            continue
+        # An option of the program stands before its command, one of the command behind.
+        index = behind if len(chain) > 1 and parameter in chain[0][1].parameters else len(words)
+        words[index:index] = parameter.words(f"{{{placeholder}}}")
+    return words
+
+
+def _read_interfaces(program: Program) -> list[Interface]:
+    return list(chained.from_iterable(read(program) for read in _READERS))
+
+
+def _chain_typed(interfaces: Sequence[Interface], words: Sequence[str]) -> Chain:
+    """Return the commands that typed words name; of several interfaces the first that takes a size."""
+    found: list[Chain] = []
+    for interface in interfaces:
+        path: Chain = [("", interface)]
+        while path[-1][1].commands and (word := next((one for one in words if one in path[-1][1].commands), None)):
+            path.append((word, path[-1][1].commands[word]))
+        found.append(path)
+    return next((path for path in found if "micro_batch_size" in choose(path)), found[0] if found else [])
+
+
+def _only_call(
+    found: Sequence[Chain], start: Sequence[str], variables: Sequence[Parameter], script: Path | None
+) -> Call:
+    shown = script or quote_words(start)
+    calls = [make_call(chain, variables) for chain in found]
+    lines = list(dict.fromkeys(_line(start, call) for call in calls))
+    if len({tuple(word for word, _ in chain) for chain in found}) > 1:
+        names = ", ".join(" ".join(word for word, _ in chain if word) for chain in found)
+        raise UserInputError(f"{shown} has several commands with a micro-batch size: {names}", hint=_of(lines))
+    if calls[0].missing:
+        described = ", ".join(_describe(one) for one in calls[0].missing)
+        stand_ins = ", ".join(one.stand_in for one in calls[0].missing)
+        raise UserInputError(
+            f"{shown} needs values that only you know: {described}", hint=f"write yours for {stand_ins}:\n{lines[0]}"
+        )
+    return calls[0]
+
+
+def _of(lines: Sequence[str]) -> str:
+    return "type the one that trains:\n" + "\n".join(lines[:_MOST_SHOWN])
+
+
+def _line(start: Sequence[str], call: Call) -> str:
+    words = [*start, *call.words]
+    if not call.variables:
+        return f"bexplore init -- {quote_words(words)}"
+    given = " ".join(f"--env {name}={value}" for name, value in call.variables.items())
+    return f"bexplore explore {given} -- {quote_words(words)}"
+
+
+def _describe(parameter: Parameter) -> str:
+    choices = f" ({', '.join(parameter.choices)})" if parameter.choices else ""
+    return f"{parameter.spelt}{choices}"
+
+
+def _listed(interfaces: Sequence[Interface]) -> str:
+    heads = [one.head.rstrip("=") for interface in interfaces for one in interface.parameters if one.head]
+    more = ", ..." if len(heads) > _MOST_SHOWN else ""
+    return f": it takes {', '.join(heads[:_MOST_SHOWN])}{more}" if heads else ""
+
+
+def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Sequence[Interface]) -> None:
+    path, shown = program.script, quote_words(start)
+    fixed = find_fixed_size(program)
+    if fixed is not None:
+        raise UserInputError(
+            f"{fixed.where}: {fixed.name}={fixed.size} is fixed in the script",
+            hint=_edit(fixed, interfaces, shown) + _further_way(program),
+        )
+    positional = [one for interface in interfaces if interface.style == "sys.argv" for one in interface.parameters]
+    if positional:
+        words = [*start, *(one.stand_in for one in positional)]
+        raise UserInputError(
+            f"{path} takes words by their place, and none is named as a micro-batch size",
+            hint=f"write {_PLACEHOLDER} at the place of the size and your values at the others:\n"
+            f"bexplore init -- {quote_words(words)}",
+        )
+    raise UserInputError(
+        f"no option of {path} is a micro-batch size{_listed(interfaces)}",
+        hint=f"write {_PLACEHOLDER} where it takes the size: bexplore init -- {shown} OPTION {_PLACEHOLDER}\n"
+        f"or let it be asked, which runs {shown} --help once: bexplore init --run-help {path}",
+    )
+
+
+def _edit(fixed: FixedSize, interfaces: Sequence[Interface], shown: str) -> str:
+    """Return the smallest edit with which a size comes from the environment, and the line to type after it."""
+    imported = ", and `import os` among the imports" if fixed.needs_import else ""
+    outputs = [
+        one for interface in interfaces[:1] for one in interface.parameters if rank(one.name, "output_dir") is not None
+    ]
+    words = quote_words(outputs[0].words("{output_dir}")) if outputs and outputs[0].head else ""
+    given = f"--env {VARIABLE}={_PLACEHOLDER}"
+    line, means = f"bexplore explore {given} -- {shown} {words}", ""
+    if not words:
+        line, means = (
+            f"bexplore explore {given} --writes-are-fine -- {shown}",
+            f" (each start writes where {shown} writes)",
+        )
+    number = fixed.where.rpartition(":")[2]
+    return f"write this in place of line {number}{imported}:\n{fixed.edited}\nthen type{means}:\n{line}"
+
+
+def _further_way(program: Program) -> str:
+    """Return how the library of a trainer takes a size without a command."""
+    packages = {dotted.split(".")[0] for dotted, _ in program.main.imports.values()}
+    if packages & {"lightning", "pytorch_lightning"}:
+        return (
+            "\nor Trainer(callbacks=[bexplore.lightning.MicroBatchSizeFinder()]) finds it in the script (docs/guide.md)"
+        )
+    if packages & {"transformers", "trl"}:
+        return "\nor bexplore.transformers.explore(make_trainer) finds it in the script (docs/guide.md)"
+    return ""
+
+
+def unset_variables(program: Program) -> list[str]:
+    """Return the variables that a program needs and that are not set here; a launcher sets those of ranks."""
+    needed = [one.name for one in places.read_variables(program) if one.is_required]
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
+    return [
+        name
+        for name in needed
+        if name not in os.environ and name not in ranks and all(rank(name, one) is None for one in NAMES)
+    ]

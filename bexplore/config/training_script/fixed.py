@@ -1,0 +1,128 @@
+"""A size that a program fixes itself: where it stands, and the smallest edit with which it comes from outside."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bexplore.config.training_script.parameters import OF_EVALUATION, rank
+from bexplore.config.training_script.source import Definition, Module, Program
+
+VARIABLE = "MICRO_BATCH_SIZE"  # that the edit reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedSize:
+    """A number in a program.
+
+    Attributes:
+        name: That it is given to.
+        size: The number.
+        where: `file:line`.
+        line: The line as it is.
+        edited: The line that takes the number from the environment.
+        needs_import: Whether the file does not import `os` yet.
+    """
+
+    name: str
+    size: int
+    where: str
+    line: str
+    edited: str
+    needs_import: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    name: str
+    value: ast.expr
+    module: Module
+    statement: str
+    order: int  # how sure it is that this number is the one of the training
+
+
+def find_fixed_size(program: Program) -> FixedSize | None:
+    """Return the number that is most likely the size of the training; None where a program has none."""
+    places = [one for module, node in program.walk() for one in _places(program, module, node)]
+    numbers = [
+        (place, size)
+        for place in places
+        if type(size := program.value(place.module, place.value)) is int and size > 0 and not _is_of_evaluation(place)
+    ]
+    if not numbers:
+        return None
+    place, size = min(numbers, key=lambda one: (one[0].order, rank(one[0].name, "micro_batch_size") or 0))
+    return _describe(program, place, size)
+
+
+def _places(program: Program, module: Module, node: ast.AST) -> Iterator[_Place]:
+    """Yield each expression that gives something to a name of the size."""
+    for name, value, order in _given(program, module, node):
+        if value is not None and rank(name, "micro_batch_size") is not None:
+            yield _Place(name, value, module, _statement(module, value), order)
+
+
+def _given(program: Program, module: Module, node: ast.AST) -> Iterator[tuple[str, ast.expr | None, int]]:
+    if isinstance(node, ast.Call):
+        is_loader = program.name(module, node).split(".")[-1].endswith("DataLoader")
+        yield from ((one.arg or "", one.value, 1) for one in node.keywords)
+        if is_loader and len(node.args) > 1:
+            yield "batch_size", node.args[1], 1
+    elif isinstance(node, ast.Assign):
+        yield from ((_name(target), node.value, 0) for target in node.targets)
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                yield from ((_name(one), value, 0) for one, value in zip(target.elts, node.value.elts, strict=False))
+    elif isinstance(node, ast.AnnAssign):
+        yield _name(node.target), node.value, 2
+    elif isinstance(node, ast.Dict):
+        keys = [(program.value(module, key), value) for key, value in zip(node.keys, node.values, strict=True)]
+        yield from ((key, value, 0) for key, value in keys if isinstance(key, str))
+    elif isinstance(node, ast.FunctionDef):
+        places = [*node.args.posonlyargs, *node.args.args]
+        behind = places[len(places) - len(node.args.defaults) :]
+        pairs = [
+            *zip(behind, node.args.defaults, strict=True),
+            *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
+        ]
+        yield from ((one.arg, value, 3) for one, value in pairs)
+
+
+def _name(target: ast.expr) -> str:
+    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+        return str(target.slice.value)
+    return getattr(target, "id", "") or getattr(target, "attr", "")
+
+
+def _statement(module: Module, node: ast.AST) -> str:
+    """Return the text of the statement around a node, of a larger one its first line."""
+    around = next((one for one in module.ancestors(node) if isinstance(one, ast.stmt)), node)
+    return "" if isinstance(around, Definition) else ast.unparse(around)
+
+
+def _is_of_evaluation(place: _Place) -> bool:
+    """Return whether a number is that of an evaluation: by its own name, or by what its loader is called."""
+    words = place.name if place.order != 1 else f"{place.name} {place.statement.partition('=')[0]}"
+    return OF_EVALUATION.search(words.lower().replace("_", " ")) is not None
+
+
+def _describe(program: Program, place: _Place, size: int) -> FixedSize:
+    module, value = place.module, place.value
+    found = program.find(module, value)  # a name that stands for the number
+    while found is not None and isinstance(found.node, ast.expr):
+        module, value = found.module, found.node
+        found = program.find(module, value)
+    source = module.path.read_bytes().splitlines()[value.lineno - 1]
+    number = source[value.col_offset : value.end_col_offset].decode()
+    edited = f'int(os.environ.get("{VARIABLE}", {number}))'
+    before, behind = source[: value.col_offset].decode(), source[value.end_col_offset :].decode()
+    return FixedSize(
+        name=place.name,
+        size=size,
+        where=module.where(value),
+        line=source.decode().strip(),
+        edited=re.sub(r"\s+$", "", f"{before}{edited}{behind}"),
+        needs_import="os" not in module.imports,
+    )

@@ -1,0 +1,201 @@
+"""What a program takes from outside, and the call of it that has a value at each place that needs one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+# Names of what a start needs, nearest first, without `_` and `-`. Sources: the arguments of transformers, DeepSpeed,
+# Megatron-LM, timm, torchvision's references, PyTorch's examples, detectron2, mmengine and OpenNMT.
+NAMES = {
+    "micro_batch_size": (
+        *("microbatchsize", "perdevicetrainbatchsize", "trainmicrobatchsizepergpu", "pergputrainbatchsize"),
+        *("devicebatchsize", "perdevicebatchsize", "batchsizeperdevice", "batchsizepergpu", "pergpubatchsize"),
+        *("localbatchsize", "samplespergpu", "trainbatchsize", "batchsizetrain", "batchsize", "minibatchsize"),
+        *("mbs", "microbatch", "trainbs", "bsz", "bs", "trainbatch", "batch", "b"),
+    ),
+    "accumulation": (
+        *("gradientaccumulationsteps", "gradaccumsteps", "gradaccumulationsteps", "accumulationsteps", "accumsteps"),
+        *("accumulation", "accum", "gradaccum", "gradientaccumulation", "accumulategradbatches", "accumiter"),
+    ),
+    "output_dir": (
+        *("hydra.run.dir", "outputdir", "outdir", "outputpath", "outputfolder", "output", "savedir", "savepath"),
+        *("logdir", "checkpointdir", "checkpointsdir", "ckptdir", "defaultrootdir", "workdir", "expdir", "rundir"),
+        *("resultsdir", "savefolder", "outf", "out"),
+    ),
+}
+OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|predict|inference)(?![a-z])")
+_OF_TRAINING = re.compile(r"train|fit|tune|learn")
+_FAR = 100  # the rank of a name that ends in a known one, such as `unet_batch_size`, behind all known ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A value that a program takes.
+
+    Attributes:
+        name: As the program calls it, such as `train.batch_size`.
+        head: What stands before the value: `--batch-size`, or `batch_size=` in one word; empty for a positional one.
+        is_required: Whether the program refuses to start without it.
+        default: Its value without one; None where there is none or it is not a literal.
+        choices: Values that it takes; empty where any.
+        is_variable: Whether it is a variable of the environment.
+    """
+
+    name: str
+    head: str
+    is_required: bool = False
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    is_variable: bool = False
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether its place in the command is its name."""
+        return not self.head and not self.is_variable
+
+    @property
+    def spelt(self) -> str:
+        """The parameter as messages name it."""
+        return self.head.rstrip("=") or self.name
+
+    @property
+    def told_default(self) -> str:
+        """Its default as messages tell it behind its name; empty where there is none."""
+        return "" if self.default is None else f" in place of {self.default}"
+
+    @property
+    def stand_in(self) -> str:
+        """The word in capitals that stands for a value that only the user knows."""
+        return re.sub(r"\W+", "_", self.name.rpartition(".")[2]).strip("_").upper() or "VALUE"
+
+    def words(self, value: str) -> list[str]:
+        """Return the words that give it a value."""
+        if self.head.endswith("="):
+            return [f"{self.head}{value}"]
+        return [self.head, value] if self.head else [value]
+
+
+@dataclass(slots=True)
+class Interface:
+    """The parameters of a program, or of one of its commands.
+
+    Attributes:
+        style: What reads them, such as `argparse`.
+        parameters: In the order in which positional ones are given.
+        commands: Its commands by name, one of which must be given; empty for none.
+    """
+
+    style: str
+    parameters: list[Parameter] = field(default_factory=list)
+    commands: dict[str, Interface] = field(default_factory=dict)
+
+
+Chain = list[tuple[str, Interface]]  # of commands: the program itself as "", then a command, then a command of that
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """The words behind the name of a program.
+
+    Attributes:
+        words: With placeholders.
+        variables: Of the environment, with placeholders.
+        chosen: Placeholder -> the parameter that takes it.
+        missing: Parameters whose value only the user knows; the words have a stand-in for each.
+    """
+
+    words: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    chosen: dict[str, Parameter] = field(default_factory=dict)
+    missing: list[Parameter] = field(default_factory=list)
+
+
+def spell(name: str) -> str:
+    """Return a name as the table has it: `--Batch-Size` and `batchSize` as `batchsize`."""
+    return name.lower().lstrip("-+").replace("-", "").replace("_", "")
+
+
+def rank(name: str, placeholder: str) -> int | None:
+    """Return how near a name is to what a placeholder stands for, 0 the nearest; None where it is another thing."""
+    known = NAMES[placeholder]
+    for spelt in (spell(name), spell(name.rpartition(".")[2])):
+        if spelt in known:
+            return known.index(spelt)
+    ends = [index for index, one in enumerate(known) if len(one) > len("batch") and spell(name).endswith(one)]
+    return _FAR + min(ends) if ends and placeholder == "micro_batch_size" else None
+
+
+def chains(interface: Interface, name: str = "") -> Iterator[Chain]:
+    """Yield each way from a program through its commands to one that has none."""
+    if not interface.commands:
+        yield [(name, interface)]
+    for word, command in interface.commands.items():
+        yield from ([(name, interface), *rest] for rest in chains(command, word))
+
+
+def choose(chain: Chain, variables: Sequence[Parameter] = ()) -> dict[str, Parameter]:
+    """Return the parameter of a call for each placeholder that has one; a variable where no option does."""
+    own = [parameter for _, interface in reversed(chain) for parameter in interface.parameters]
+    chosen = {}
+    for placeholder in NAMES:
+        near = _nearest(own, placeholder) or _nearest(variables, placeholder)
+        if near is not None:
+            chosen[placeholder] = near
+    return chosen
+
+
+def _nearest(parameters: Sequence[Parameter], placeholder: str) -> Parameter | None:
+    named = [(name, one) for one in parameters for name in (one.name, one.head.rstrip("=")) if _fits(one, placeholder)]
+    ranks = [(rank(name, placeholder), one) for name, one in named]
+    known = [(found, one) for found, one in ranks if found is not None]
+    return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def _fits(parameter: Parameter, placeholder: str) -> bool:
+    default = parameter.default
+    if isinstance(default, bool | float):
+        return False
+    if placeholder != "output_dir":
+        return OF_EVALUATION.search(parameter.name.lower().replace("_", " ")) is None
+    # `out` may be a file: model.pt
+    return default is None or (isinstance(default, str) and not PurePath(default).suffix[1:].isalpha())
+
+
+def find_chains(interfaces: Sequence[Interface], variables: Sequence[Parameter] = ()) -> list[Chain]:
+    """Return the calls that take a size: those named as training where some are, else all."""
+    found = [chain for one in interfaces for chain in chains(one) if "micro_batch_size" in choose(chain, variables)]
+    training = [chain for chain in found if _OF_TRAINING.search(" ".join(word for word, _ in chain).lower())]
+    if training and len(found) > 1:
+        return training
+    return found
+
+
+def make_call(chain: Chain, variables: Sequence[Parameter] = ()) -> Call:
+    """Return a call with a placeholder at each parameter that takes one, and a word at each that must have one."""
+    call = Call(chosen=choose(chain, variables))
+    values = {parameter: f"{{{placeholder}}}" for placeholder, parameter in call.chosen.items()}
+    for word, interface in chain:
+        call.words += [word] if word else []
+        for parameter in _given(interface, values):
+            value = values.get(parameter)
+            if value is None and parameter.default is not None:
+                value = str(parameter.default)
+            if value is None:
+                value = parameter.stand_in
+                call.missing.append(parameter)
+            call.words += parameter.words(value)
+    call.variables = {one.name: value for one, value in values.items() if one.is_variable}
+    return call
+
+
+def _given(interface: Interface, values: dict[Parameter, str]) -> list[Parameter]:
+    """Return the parameters that a call must name: positional ones first, up to the last that needs a value."""
+    needs = [parameter.is_required or parameter in values for parameter in interface.parameters]
+    positional = [(one, need) for one, need in zip(interface.parameters, needs, strict=True) if one.is_positional]
+    last = max((index for index, (_, need) in enumerate(positional) if need), default=-1)
+    named = [one for one, need in zip(interface.parameters, needs, strict=True) if need and not one.is_positional]
+    return [one for one, _ in positional[: last + 1]] + named

@@ -1,0 +1,163 @@
+"""What a script takes without a parser: places of `sys.argv`, variables of the environment, names of a configurator."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from bexplore.config.training_script.declared import keyword, scalar, texts
+from bexplore.config.training_script.parameters import Interface, Parameter
+from bexplore.config.training_script.signatures import list_fields
+from bexplore.config.training_script.source import Definition, Found, Module, Program
+
+_MOST_WORDS = 30  # behind a script that counts them itself
+_WRAPPERS = ("int", "float", "str", "Path", "pathlib.Path", "os.path.abspath", "os.path.expanduser", "eval")
+
+
+# sys.argv
+
+
+def read_argv(program: Program) -> Iterator[Interface]:
+    """Yield the words that a script takes by their number, named by what they are given to."""
+    places: dict[int, Parameter] = {}
+    for module, node in program.walk():
+        for number, name, expr in _argv_words(program, module, node):
+            known = places.get(number)
+            if known is None or not known.name or known.name.startswith("arg"):
+                places[number] = _argv_parameter(program, module, expr, number, name)
+    if places and max(places) <= _MOST_WORDS:
+        numbers = range(1, max(places) + 1)
+        yield Interface("sys.argv", [places.get(one, Parameter(name=f"arg{one}", head="")) for one in numbers])
+
+
+def _argv_words(program: Program, module: Module, node: ast.AST) -> Iterator[tuple[int, str, ast.AST]]:
+    if isinstance(node, ast.Subscript) and (offset := _argv_offset(program, module, node.value)) is not None:
+        number = program.value(module, node.slice)
+        if isinstance(number, int) and number + offset >= 1 and isinstance(node.ctx, ast.Load):
+            yield number + offset, _name_of_value(program, module, node), node
+    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+        value = node.value
+        if isinstance(value, ast.Call) and program.name(module, value) == "map" and len(value.args) > 1:
+            value = value.args[1]
+        offset = _argv_offset(program, module, value)
+        names = [one.id if isinstance(one, ast.Name) else "" for one in node.targets[0].elts]
+        if offset is not None and all(names):
+            yield from ((number, name, node) for number, name in enumerate(names, offset) if number >= 1)
+
+
+def _argv_offset(program: Program, module: Module, expr: ast.AST, depth: int = 0) -> int | None:
+    """Return the number in `sys.argv` of the first word of a list; None of another thing."""
+    if program.name(module, expr) == "sys.argv" and not isinstance(expr, ast.Call):
+        return 0
+    if isinstance(expr, ast.Subscript) and isinstance(expr.slice, ast.Slice):
+        before = _argv_offset(program, module, expr.value, depth)
+        start = program.value(module, expr.slice.lower) if expr.slice.lower is not None else 0
+        return before + start if before is not None and isinstance(start, int) and start >= 0 else None
+    if isinstance(expr, ast.Name) and depth < 2 and expr.id in module.values:
+        return _argv_offset(program, module, module.values[expr.id], depth + 1)
+    return None
+
+
+def _argv_parameter(program: Program, module: Module, node: ast.AST, number: int, name: str) -> Parameter:
+    default: Any = None
+    is_optional = False
+    inner = node
+    words = ast.unparse(node.value) if isinstance(node, ast.Subscript) else "argv"
+    for around in module.ancestors(node):
+        if isinstance(around, ast.If | ast.IfExp) and inner is not around.test and words in ast.unparse(around.test):
+            is_optional = True
+            default = scalar(program, module, around.orelse) if isinstance(around, ast.IfExp) else None
+        inner = around
+    return Parameter(name=name or f"arg{number}", head="", is_required=not is_optional, default=default)
+
+
+def _name_of_value(program: Program, module: Module, node: ast.AST) -> str:
+    """Return the name that a value is given to: a variable, a key, an argument of a function; empty for none."""
+    inner = node
+    for around in module.ancestors(node):
+        if isinstance(around, ast.Call) and program.name(module, around) not in _WRAPPERS:
+            return _argument_name(program, module, around, inner)
+        if isinstance(around, ast.keyword):
+            return around.arg or ""
+        if isinstance(around, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+            return _target_name(around.targets[0] if isinstance(around, ast.Assign) else around.target)
+        if isinstance(around, ast.Dict) and inner in around.values:
+            key = around.keys[around.values.index(inner)]
+            return str(program.value(module, key)) if key is not None else ""
+        if isinstance(around, ast.stmt):
+            return ""
+        inner = around
+    return ""
+
+
+def _argument_name(program: Program, module: Module, call: ast.Call, inner: ast.AST) -> str:
+    found = program.find(module, call.func)
+    if found is None or not isinstance(found.node, Definition) or inner not in call.args:
+        return ""
+    names = [field.name for field in list_fields(program, found)]
+    index = call.args.index(inner)
+    return names[index] if index < len(names) else ""
+
+
+def _target_name(target: ast.expr) -> str:
+    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+        return str(target.slice.value)
+    return getattr(target, "id", "") or getattr(target, "attr", "")
+
+
+# The environment
+
+
+def read_variables(program: Program) -> list[Parameter]:
+    """Return the variables of the environment that a program reads, those of pydantic's settings included."""
+    found: dict[str, Parameter] = {}
+    for module, node in program.walk():
+        if isinstance(node, ast.ClassDef):
+            for parameter in _settings(program, module, node):
+                found.setdefault(parameter.name, parameter)
+        variable = _variable(program, module, node)
+        if variable is not None:
+            found.setdefault(variable.name, variable)
+    return list(found.values())
+
+
+def _variable(program: Program, module: Module, node: ast.AST) -> Parameter | None:
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        if program.name(module, node.value) != "os.environ":
+            return None
+        names, default, is_required = texts(program, module, [node.slice]), None, True
+    elif isinstance(node, ast.Call) and program.name(module, node) in ("os.environ.get", "os.getenv"):
+        names = texts(program, module, node.args[:1])
+        given = node.args[1] if len(node.args) > 1 else keyword(node, "default")
+        default, is_required = scalar(program, module, given), False
+    else:
+        return None
+    return (
+        Parameter(name=names[0], head="", is_required=is_required, default=default, is_variable=True) if names else None
+    )
+
+
+def _settings(program: Program, module: Module, node: ast.ClassDef) -> Iterator[Parameter]:
+    """Yield the variables of a class of pydantic-settings: the fields in capitals, behind its prefix."""
+    if not any(program.name(module, base).split(".")[-1] == "BaseSettings" for base in node.bases):
+        return
+    prefixes = [keyword(one, "env_prefix") for one in ast.walk(node) if isinstance(one, ast.Call)]
+    prefix = next(iter(texts(program, module, [one for one in prefixes if one is not None])), "")
+    for field in list_fields(program, Found(module, node)):
+        default = scalar(program, module, field.default)
+        name = f"{prefix}{field.name}".upper()
+        yield Parameter(name=name, head="", is_required=field.default is None, default=default, is_variable=True)
+
+
+# nanoGPT's configurator
+
+
+def read_configurator(program: Program) -> Iterator[Interface]:
+    """Yield the names at the top of a script that `exec(open("configurator.py").read())` sets from the command line."""
+    calls = (node for _, node in program.walk() if isinstance(node, ast.Call))
+    if not any(program.name(program.main, call) == "exec" and "configurator" in ast.unparse(call) for call in calls):
+        return
+    values = {name: scalar(program, program.main, expr) for name, expr in program.main.values.items()}
+    own = [(name, value) for name, value in values.items() if value is not None and not name.startswith("_")]
+    yield Interface("configurator", [Parameter(name=name, head=f"--{name}=", default=value) for name, value in own])
