@@ -210,10 +210,12 @@ class Family:
         )
 
     def _find_other_sizes(self, values: Values) -> list[str]:
-        """Return the keys that are named as a batch size of the training, and that this family does not read."""
-        own = {path for key in (*self.micro_batch_size, *self.global_batch_size) if (path := values.path(key))}
-        own.add(self.find_size(values) or ())
-        return [".".join(map(str, path)) for path in find_sizes(values.values) if path not in own]
+        """Return the keys that are named as a batch size beside this family's own, and that it does not read."""
+        keys = (*self.micro_batch_size, *self.global_batch_size)
+        own = {path for key in keys if (path := values.path(key))} | {self.find_size(values) or ()}
+        sections = {tuple(key.split(".")[:-1]) for key in keys}
+        found = (path for path in find_sizes(values.values) if path not in own and path[:-1] in sections)
+        return [".".join(map(str, path)) for path in found]
 
 
 def find_sizes(values: Mapping[str, Any]) -> list[KeyPath]:

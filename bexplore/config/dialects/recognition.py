@@ -61,7 +61,9 @@ def recognise(document: Document, *, dialect: str | None = None) -> Likeness | N
         return Likeness(family=find_family(dialect))
     values, suffix = Values(document.values), document.path.suffix.lower()
     found = [one for family in FAMILIES.values() if (one := family.compare(values, suffix)) is not None]
-    return max(found, key=lambda one: one.score, default=None)
+    # Families stand behind those of which their keys are a part.
+    certain = next((one for one in found if one.is_certain), None)
+    return certain or max(found, key=lambda one: one.score, default=None)
 
 
 def find_family(name: Any) -> Family:

@@ -29,6 +29,8 @@ _ARGUMENTS = (
     ),
     *("dataloader_num_workers", "remove_unused_columns", "ddp_timeout", "warmup_ratio", "logging_strategy"),
 )
+# Keys of open-instruct's own scripts, whose other keys are TRL's.
+_OF_OPEN_INSTRUCT = ("dataset_mixer_list", "dataset_mixer_dict", "use_flash_attn", "exp_name", "max_train_samples")
 # Keys by which a file of arguments is one of TRL's scripts: `ScriptArguments`, `ModelConfig` and the trainers' own.
 _OF_TRL = (
     *("dataset_name", "dataset_mixer", "dataset_mixture", "datasets", "attn_implementation", "beta", "loss_type"),
@@ -68,12 +70,12 @@ _METHODS = {
     "sft": ("packing", "packing_strategy", "padding_free", "dataset_text_field", "assistant_only_loss", "eval_packing"),
     "grpo": ("epsilon", "epsilon_high", "scale_rewards", "mask_truncated_completions", "num_iterations"),
 }
-# Keys of scripts of other projects, which extend TRL's trainers: alignment-handbook, open-r1, open-instruct.
+# Keys of scripts of other projects, which extend TRL's trainers: alignment-handbook, open-r1.
 _OF_OTHER_SCRIPTS = (
-    *("dataset_mixer", "dataset_mixer_list", "dataset_mixture", "dataset_splits", "dataset_configs", "chat_template"),
-    *("benchmarks", "system_prompt", "hub_model_revision", "overwrite_hub_revision", "callbacks", "exp_name"),
-    *("preprocessing_num_workers", "auto_insert_empty_system_msg", "wandb_project", "use_flash_attn", "reward_weights"),
-    *("dataset_prompt_column", "script_args", "task", "tokenizer_name", "max_train_samples"),
+    *("dataset_mixer", "dataset_mixture", "dataset_splits", "dataset_configs", "chat_template"),
+    *("benchmarks", "system_prompt", "hub_model_revision", "overwrite_hub_revision", "callbacks"),
+    *("preprocessing_num_workers", "auto_insert_empty_system_msg", "wandb_project", "reward_weights"),
+    *("dataset_prompt_column", "script_args", "task", "tokenizer_name"),
 )
 _TRL_COMMAND = re.compile(r"\btrl (sft|dpo|grpo|kto|reward|rloo)\b")
 
@@ -104,6 +106,7 @@ TRL = _with_arguments(
         ),
     ),
     marks=(*_ARGUMENTS, *_OF_TRL, "use_peft", "torch_dtype", "dtype"),
+    foreign=("defaults", *_OF_OPEN_INSTRUCT),
     sequence_length=("max_length", "max_seq_length"),
     memory=(*_MEMORY, "use_peft", "lora_r", "load_in_4bit", "load_in_8bit", "max_prompt_length"),
     rules=_rules_of_trl,
