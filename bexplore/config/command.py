@@ -34,19 +34,12 @@ class FileKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandFile:
-    """The user's file, of which each start gets a copy with its size.
+    """The user's file, of which each start gets a copy with its size."""
 
-    Attributes:
-        name: Name of the file, which the copy keeps.
-        text: Its text, without the section of bexplore.
-        keys: Keys whose values change from start to start.
-        probing: Further values of the copies, by path: what would change the size by itself is off.
-    """
-
-    name: str
-    text: str
-    keys: tuple[FileKey, ...] = ()
-    probing: Mapping[KeyPath, Scalar] = field(default_factory=dict)
+    name: str  # which the copy keeps
+    text: str  # without the section of bexplore
+    keys: tuple[FileKey, ...] = ()  # whose values change from start to start
+    probing: Mapping[KeyPath, Scalar] = field(default_factory=dict)  # what would change the size by itself, put off
 
     @property
     def names(self) -> set[str]:

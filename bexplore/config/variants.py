@@ -45,18 +45,11 @@ ARGUMENT = "workload.arguments."  # and the name of a keyword argument of the us
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobVariant:
-    """A job with one value for each key of `explore.settings`.
+    """A job with one value for each key of `explore.settings`."""
 
-    Attributes:
-        values: By key of the section `explore`, dotted. An argument of the user's own callables is absent where the
-            file does not give it.
-        job: The program.
-        name: The values that are explored, in words.
-    """
-
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # by dotted key of `explore`; without arguments that the file does not give
     job: Job
-    name: str
+    name: str  # the values that are explored, in words
 
 
 def find_key_path(key: str) -> KeyPath:

@@ -118,17 +118,10 @@ class Remainder(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The usual command of a family.
+    """The usual command of a family; `launched` is empty where the family starts its own processes."""
 
-    Attributes:
-        words: Command without a launcher, or with the launcher of the family.
-        launched: Words that stand behind the options of a launcher, such as `-m axolotl.cli.train {config}`; empty
-            where the family starts its own processes.
-        is_certain: Whether nothing else of the family may read such a file: else it is a line to type, never run.
-    """
-
-    words: tuple[str, ...] = ()
-    launched: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # without a launcher, or with the launcher of the family
+    launched: tuple[str, ...] = ()  # behind the options of a launcher: `-m axolotl.cli.train {config}`
     is_certain: bool = True
 
 
