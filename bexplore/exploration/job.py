@@ -79,6 +79,30 @@ BEYOND_TRACE = 1.25
 HOPELESS_FACTOR = 2.0
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TracedJob:
+    """What an exploration holds once its device is found.
+
+    Attributes:
+        run: The run.
+        facts: torch's description of the device.
+        budget: What the tensors of one replica may take.
+        cost_model: The trace of the file's own settings; None where there is none, or none yet.
+        why_untraced: Why there is no trace; empty where there is one.
+    """
+
+    run: run_directory.Run
+    facts: Mapping[str, Any]
+    budget: MemoryBudget
+    cost_model: CostModel | None = None
+    why_untraced: str = ""
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether no speed that is measured means anything."""
+        return bool(self.facts.get("is_emulated"))
+
+
 class JobExploration(Exploration):
     """An exploration whose probes are workers of the engine."""
 
@@ -103,28 +127,32 @@ class JobExploration(Exploration):
                 run.remember_trace(to_record(cost_model))
                 yield self._plan(run, ("the program itself: its trace has another fingerprint",))
             budget = self._budget(facts, cost_model)
-            self.selection = self._selected(run, traced, budget)
-            settings = self._runner_settings(started_in, facts, budget, cost_model)
-            runner = self._runner(settings, workers, cost_model, budget)
+            held = TracedJob(run=run, facts=facts, budget=budget, cost_model=cost_model, why_untraced=reason)
+            self.selection = self._selected(held, traced)
+            runner = self._runner(held, workers, started_in)
             stack.enter_context(runner)
-            yield self._traced(cost_model, reason, budget)
-            self._refuse_the_impossible(cost_model, budget)
+            yield self._traced(held)
+            self._refuse_the_impossible(held)
             if not self.known:
-                self._prepare(runner, cost_model, budget)
-            end_of = functools.cache(lambda variant: self._end(variant, runner, run, cost_model, facts))
-            result = None
-            for event in self._search(runner, run, cost_model, budget, facts):
-                if isinstance(event, Result):
-                    result = event
-                elif isinstance(event, SearchEnded):
-                    end_of(_variant_of(event.result)).compare_eager(event.result)
-                elif isinstance(event, Recommendation):
-                    if not facts.get("is_emulated"):  # where no speed was measured, none is streamed
-                        yield self._recommended(event)
-                else:
-                    yield event
-            assert result is not None  # the loop ends with a result or an error
-            yield Finished(result=end_of(_variant_of(result)).result(result), run=run)
+                self._prepare(runner, held)
+            yield from self._explore(runner, held)
+
+    def _explore(self, runner: EngineRunner | VariantsRunner, held: TracedJob) -> Iterator[JobEvent]:
+        """Search; measure at the end of the search what remains."""
+        end_of = functools.cache(lambda variant: self._end(variant, runner, held))
+        result = None
+        for event in self._search(runner, held):
+            if isinstance(event, Result):
+                result = event
+            elif isinstance(event, SearchEnded):
+                end_of(_variant_of(event.result)).compare_eager(event.result)
+            elif isinstance(event, Recommendation):
+                if not held.is_emulated:  # where no speed was measured, none is streamed
+                    yield self._recommended(event)
+            else:
+                yield event
+        assert result is not None  # the loop ends with a result or an error
+        yield Finished(result=end_of(_variant_of(result)).result(result), run=held.run)
 
     def _recommended(self, best: Recommendation) -> Recommended:
         chosen = None if self.selection.is_plain else self.selection.searched[best.variant]
@@ -137,15 +165,8 @@ class JobExploration(Exploration):
             micro_batch_tokens=best.micro_batch_size * unit if self.config.request.is_in_tokens else None,
         )
 
-    def _end(
-        self,
-        variant: int,
-        runner: EngineRunner | VariantsRunner,
-        run: run_directory.Run,
-        cost_model: CostModel | None,
-        facts: Mapping[str, Any],
-    ) -> Finish:
-        config = self.config
+    def _end(self, variant: int, runner: EngineRunner | VariantsRunner, held: TracedJob) -> Finish:
+        config, cost_model = self.config, held.cost_model
         if isinstance(runner, VariantsRunner):
             searched = self.selection.searched
             chosen, own_runner, cost_model = searched[variant], runner.alone(variant), searched[variant].cost_model
@@ -155,31 +176,25 @@ class JobExploration(Exploration):
         return Finish(
             config=config,
             runner=own_runner,
-            run=run,
+            run=held.run,
             cost_model=cost_model,
-            memory_by_length=self._traced_by_length(variant, config.job, run, cost_model, facts),
-            device_info=facts,
+            memory_by_length=self._traced_by_length(variant, config.job, cost_model, held),
+            device_info=held.facts,
             elapsed_s=self._elapsed_s,
             variant=variant,
             searched=() if self.selection.is_plain else self.selection.searched,
         )
 
     def _traced_by_length(
-        self,
-        variant: int,
-        job: Job,
-        run: run_directory.Run,
-        cost_model: CostModel | None,
-        facts: Mapping[str, Any],
+        self, variant: int, job: Job, cost_model: CostModel | None, held: TracedJob
     ) -> MemoryByLength | None:
         """Return the traces at several lengths of the answer's variant; the file's own was traced before the search."""
         if variant == 0 or cost_model is None or self._should_stop() is not None:
             return self.memory_by_length if variant == 0 else None
-        gpu = GpuProperties.from_device_info(facts)
-        given = self._of_traces(gpu)
-        return trace_lengths(job, cost_model, run.directory, self.on_progress, **given)
+        given = self._of_traces(GpuProperties.from_device_info(held.facts))
+        return trace_lengths(job, cost_model, held.run.directory, self.on_progress, **given)
 
-    def _selected(self, run: run_directory.Run, traced: Sequence[CostModel | str], budget: MemoryBudget) -> Selection:
+    def _selected(self, held: TracedJob, traced: Sequence[CostModel | str]) -> Selection:
         """Return the variants of the search: those of a resumed run, else those that may be the answer."""
         if not self.config.variants:
             return Selection()
@@ -187,18 +202,17 @@ class JobExploration(Exploration):
         models = [one.cost_model for one in variants]
         chosen = select_variants(
             variants,
-            budget_bytes=budget.budget_bytes,
-            sizes=self._sizes(models, budget),
+            budget_bytes=held.budget.budget_bytes,
+            sizes=self._sizes(models, held.budget),
             is_automatic=self.config.settings.settings == "auto",
         )
-        stored = from_record(Selection, run.remember_variants(chosen.as_record()))
+        stored = from_record(Selection, held.run.remember_variants(chosen.as_record()))
         return stored.with_jobs({variant.name: variant.job for variant in self.config.variants})
 
-    def _runner(
-        self, settings: RunnerSettings, workers: Workers, cost_model: CostModel | None, budget: MemoryBudget
-    ) -> EngineRunner | VariantsRunner:
+    def _runner(self, held: TracedJob, workers: Workers, run_dir: Path) -> EngineRunner | VariantsRunner:
+        settings = self._runner_settings(held, run_dir)
         if self.selection.is_plain:
-            limits = self._stage_limits(cost_model, 0)
+            limits = self._stage_limits(held.cost_model, 0)
             return open_runner(settings, workers=workers, limits=limits, on_progress=self.on_progress)
         runners = []
         for number, variant in enumerate(self.selection.searched):
@@ -207,7 +221,7 @@ class JobExploration(Exploration):
                 job=variant.job,
                 run_dir=settings.run_dir / f"variant_{number}" if number else settings.run_dir,
                 largest_measured=self._largest_measured(number),
-                largest_size=self._largest_size(variant.cost_model, budget),
+                largest_size=self._largest_size(variant.cost_model, held.budget),
             )
             runners.append(
                 EngineRunner(
@@ -255,37 +269,32 @@ class JobExploration(Exploration):
         is_plain = not self.config.variants  # of several, traces choose the first one
         if self.known or trace_decides or num_usable_processors() < 2 or not (is_plain and self._compiles_ahead):
             return
-        budget = self._budget(facts, None)
-        settings = self._runner_settings(run.directory, facts, budget)
-        begin(workers, settings, self._first_probe(None, budget))
+        held = TracedJob(run=run, facts=facts, budget=self._budget(facts, None))
+        begin(workers, self._runner_settings(held, run.directory), self._first_probe(held))
 
-    def _runner_settings(
-        self, run_dir: Path, facts: Mapping[str, Any], budget: MemoryBudget, cost_model: CostModel | None = None
-    ) -> RunnerSettings:
+    def _runner_settings(self, held: TracedJob, run_dir: Path) -> RunnerSettings:
         return RunnerSettings(
             job=self.config.job,
             run_dir=run_dir,
-            budget_bytes=budget.budget_bytes,
-            device_info=facts,
-            free_memory_bytes=facts["free_memory_bytes"],
+            budget_bytes=held.budget.budget_bytes,
+            device_info=held.facts,
+            free_memory_bytes=held.facts["free_memory_bytes"],
             largest_measured=self._largest_measured(0),
             environment=self._environment,
             keeps_artifacts=True,
             replica_batch_size=self.config.replica_batch_size,
-            largest_size=self._largest_size(cost_model, budget),
+            largest_size=self._largest_size(held.cost_model, held.budget),
             launcher=find_launcher(self.config),
             worker_key=read_worker_key(),
         )
 
-    def _prepare(
-        self, runner: EngineRunner | VariantsRunner, cost_model: CostModel | None, budget: MemoryBudget
-    ) -> None:
+    def _prepare(self, runner: EngineRunner | VariantsRunner, held: TracedJob) -> None:
         """Compile the first probe's program, while nothing is timed and the final answer's process starts."""
-        is_first = self.selection.is_plain or cost_model is None or self._fits_at_all(cost_model, budget)
+        is_first = self.selection.is_plain or self._fits_at_all(held)
         if not (is_first and self._compiles_ahead):
             return
         try:
-            runner.prepare(self._probe_to_prepare(cost_model, budget))
+            runner.prepare(self._probe_to_prepare(held))
         except KeyboardInterrupt:  # as in a probe: the exploration ends with the known observations
             self.is_interrupted = True
 
@@ -294,20 +303,23 @@ class JobExploration(Exploration):
         is_shared = search_settings(self.config).search_compilation is Compilation.SHARED
         return is_shared and self.config.job.compile.enabled
 
-    def _fits_at_all(self, cost_model: CostModel, budget: MemoryBudget) -> bool:
-        return cost_model.peak_memory_bytes(self.config.minimum) <= budget.budget_bytes
+    def _fits_at_all(self, held: TracedJob) -> bool:
+        """Whether the smallest size fits with the file's own settings; so it counts where no trace tells."""
+        if held.cost_model is None:
+            return True
+        return held.cost_model.peak_memory_bytes(self.config.minimum) <= held.budget.budget_bytes
 
-    def _first_probe(self, cost_model: CostModel | None, budget: MemoryBudget) -> Probe:
-        smallest = self._candidates(cost_model, budget)[0]
+    def _first_probe(self, held: TracedJob) -> Probe:
+        smallest = self._candidates(held)[0]
         return Probe(number=0, micro_batch_size=smallest, time_limit_s=search_settings(self.config).probe_time_limit_s)
 
-    def _probe_to_prepare(self, cost_model: CostModel | None, budget: MemoryBudget) -> Probe:
+    def _probe_to_prepare(self, held: TracedJob) -> Probe:
         """Return the first probe, or one of a middle size where kernels are tuned at their first launch."""
-        first = self._first_probe(cost_model, budget)
+        first, cost_model = self._first_probe(held), held.cost_model
         if cost_model is None or not self._is_tuned_at_first_launch:
             return first
-        sure_bytes = budget.budget_bytes / (1 + SURE_SDS * cost_model.relative_sd)
-        sizes = self._candidates(cost_model, budget)
+        sure_bytes = held.budget.budget_bytes / (1 + SURE_SDS * cost_model.relative_sd)
+        sizes = self._candidates(held)
         middle = geometric_middle(sizes, largest=cost_model.max_micro_batch_size(sure_bytes))
         return dataclasses.replace(first, micro_batch_size=middle)
 
@@ -350,11 +362,12 @@ class JobExploration(Exploration):
                 limits.learn(observation)
         return limits
 
-    def _traced(self, cost_model: CostModel | None, reason: str, budget: MemoryBudget) -> Traced:
-        record = None if cost_model is None else self._trace_record(cost_model, budget)
+    def _traced(self, held: TracedJob) -> Traced:
+        budget = held.budget
+        record = None if held.cost_model is None else self._trace_record(held.cost_model, budget)
         return Traced(
             record=record,
-            reason=reason,
+            reason=held.why_untraced,
             memory_budget_bytes=budget.budget_bytes,
             why_budget=budget.why,
             warnings=budget.warnings,
@@ -383,28 +396,20 @@ class JobExploration(Exploration):
             maximum=self.config.maximum,
         )
 
-    def _search(
-        self,
-        runner: EngineRunner | VariantsRunner,
-        run: run_directory.Run,
-        cost_model: CostModel | None,
-        budget: MemoryBudget,
-        facts: Mapping[str, Any],
-    ) -> Iterator[Event]:
-        is_emulated = bool(facts.get("is_emulated"))
-        settings, candidates = self._settings(), self._candidates(cost_model, budget)
-        memory_of = functools.partial(self._memory_prior, budget=budget)
-        variants: tuple[Variant, ...] = (Variant(memory=memory_of(cost_model)),)
+    def _search(self, runner: EngineRunner | VariantsRunner, held: TracedJob) -> Iterator[Event]:
+        settings, candidates = self._settings(), self._candidates(held)
+        memory_of = functools.partial(self._memory_prior, budget=held.budget)
+        variants: tuple[Variant, ...] = (Variant(memory=memory_of(held.cost_model)),)
         if not self.selection.is_plain:
             middle = geometric_middle(candidates, largest=candidates[-1])
             variants = make_priors(self.selection.searched, memory_of, size=middle)
         yield from loop.run_search(
-            hide_times(runner, lambda: is_emulated),
+            hide_times(runner, lambda: held.is_emulated),
             space=Space.from_sizes(candidates),
             settings=settings,
             variants=variants,
             keeping=find_sizes_that_keep(self.config, candidates),
-            run=self._record(run),
+            run=self._record(held.run),
             should_stop=self._should_stop,
         )
 
@@ -430,11 +435,11 @@ class JobExploration(Exploration):
             return dataclasses.replace(joint, keeps_programs=device_kind(self.config.job.device) == "cpu")
         return search_settings(self.config, num_variants=1)
 
-    def _refuse_the_impossible(self, cost_model: CostModel | None, budget: MemoryBudget) -> None:
+    def _refuse_the_impossible(self, held: TracedJob) -> None:
         """Raise before the first compilation where even the smallest size is far too big by the trace."""
+        cost_model, budget, smallest = held.cost_model, held.budget, self.config.minimum
         if cost_model is None or not self.selection.is_plain:
             return
-        smallest = self.config.minimum
         peak = cost_model.peak_memory_bytes(smallest)
         if peak > HOPELESS_FACTOR * budget.budget_bytes:
             raise NothingFitsError(
@@ -443,9 +448,9 @@ class JobExploration(Exploration):
                 hint="use a smaller model or sequence length, or a device with more memory",
             )
 
-    def _candidates(self, cost_model: CostModel | None, budget: MemoryBudget) -> tuple[int, ...]:
+    def _candidates(self, held: TracedJob) -> tuple[int, ...]:
         searched = self.selection.searched
-        return self._sizes([one.cost_model for one in searched] or [cost_model], budget)
+        return self._sizes([one.cost_model for one in searched] or [held.cost_model], held.budget)
 
     def _sizes(self, cost_models: Sequence[CostModel | None], budget: MemoryBudget) -> tuple[int, ...]:
         """Return the candidates: up to what fits with the settings that need least memory."""

@@ -12,7 +12,7 @@ from bexplore.config.load import load_config
 from bexplore.engine.runner import RunnerSettings
 from bexplore.exploration import job as module
 from bexplore.exploration.base import ExploreOptions
-from bexplore.exploration.job import JobExploration
+from bexplore.exploration.job import JobExploration, TracedJob
 from bexplore.exploration.memory_budget import MemoryBudget
 from bexplore.job import TorchSettings
 from bexplore.run.run_directory import Run
@@ -49,15 +49,17 @@ def test_kernels_that_are_tuned_at_their_first_launch_meet_a_middle_size(
 ):
     exploration = JobExploration(config(tmp_path, device, compile_mode), ExploreOptions())
 
-    assert exploration._probe_to_prepare(cost_model, BUDGET).micro_batch_size == size
-    assert exploration._first_probe(cost_model, BUDGET).micro_batch_size == 1
+    held = TracedJob(run=None, facts=FACTS, budget=BUDGET, cost_model=cost_model)
+    assert exploration._probe_to_prepare(held).micro_batch_size == size
+    assert exploration._first_probe(held).micro_batch_size == 1
 
 
 @pytest.mark.parametrize(("cost_model", "size"), [(ONE_GIB_A_SAMPLE, 82), (None, None)])
 def test_a_worker_is_told_the_largest_size_that_may_fit_with_a_margin(tmp_path, cost_model, size):
     exploration = JobExploration(config(tmp_path, "cuda:0"), ExploreOptions())
 
-    settings = exploration._runner_settings(tmp_path, FACTS, BUDGET, cost_model)
+    held = TracedJob(run=None, facts=FACTS, budget=BUDGET, cost_model=cost_model)
+    settings = exploration._runner_settings(held, tmp_path)
 
     assert settings.largest_size == size  # 64 GiB of 1 GiB a sample, a quarter more
 
@@ -96,7 +98,8 @@ def test_only_a_copy_of_the_gradients_that_is_kept_free_waits_for_the_trace(tmp_
 
 
 def test_passes_are_ranked_for_the_batch_of_a_replica(tmp_path):
-    settings = replicated(tmp_path, ", parallelism: {}")._runner_settings(tmp_path, FACTS, BUDGET)
+    held = TracedJob(run=None, facts=FACTS, budget=BUDGET)
+    settings = replicated(tmp_path, ", parallelism: {}")._runner_settings(held, tmp_path)
 
     assert settings.replica_batch_size == 4
 

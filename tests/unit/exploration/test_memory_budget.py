@@ -12,7 +12,7 @@ from bexplore.config.load import load_config
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
 from bexplore.exploration.base import ExploreOptions
-from bexplore.exploration.job import JobExploration
+from bexplore.exploration.job import JobExploration, TracedJob
 from bexplore.exploration.memory_budget import (
     COLLECTIVES_BYTES,
     CUDA_CONTEXT_BYTES,
@@ -159,7 +159,8 @@ def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
 
     assert traced["bounds"] == [3, 6]
     exploration = JobExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))
-    assert exploration._traced(ONE_GIB_AND_ONE_A_SAMPLE, "", budget).record["bounds"] == [3, 6]
+    held = TracedJob(run=None, facts={}, budget=budget, cost_model=ONE_GIB_AND_ONE_A_SAMPLE)
+    assert exploration._traced(held).record["bounds"] == [3, 6]
 
 
 def test_gradients_are_as_wide_as_the_weights():
