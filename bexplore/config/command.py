@@ -39,7 +39,7 @@ class CommandFile:
     name: str  # which the copy keeps
     text: str  # without the section of bexplore
     keys: tuple[FileKey, ...] = ()  # whose values change from start to start
-    probing: Mapping[KeyPath, Scalar] = field(default_factory=dict)  # what would change the size by itself, put off
+    probing: Mapping[KeyPath, Scalar] = field(default_factory=dict)  # what changes the size by itself is off
 
     @property
     def names(self) -> set[str]:

@@ -122,6 +122,7 @@ class Program:
 
     words: tuple[str, ...] = ()  # without a launcher, or with the launcher of the family
     launched: tuple[str, ...] = ()  # behind the options of a launcher: `-m axolotl.cli.train {config}`
+    # Whether nothing else of the family may read such a file: else it is a line to type, never run.
     is_certain: bool = True
 
 
