@@ -42,7 +42,7 @@ from benchmarks.engine_jobs import (
     truth_sizes,
 )
 from benchmarks.engine_report import markdown, summary
-from bexplore.host.emulation import is_emulated
+from bexplore.host.accelerators import is_emulated
 from bexplore.host.machine import package_version, processor_name
 
 RESULTS = Path(__file__).parent / "results"

@@ -37,7 +37,7 @@ def bexplore_guard(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
     """
     # Imported here: a session that does not use this fixture pays nothing.
     from bexplore.guard.guard import UNDECIDED, check_exact_facts
-    from bexplore.output.guard_table import guard_table
+    from bexplore.output.guard_report import guard_table
 
     root, is_update = request.config.rootpath, request.config.getoption("--bexplore-update")
 

@@ -20,8 +20,7 @@ from benchmarks.gpu_check.state import State
 from benchmarks.gpu_check.steps import STEPS, Step
 from bexplore.emulated_gpu import emulated_environment
 from bexplore.errors import EmulationError
-from bexplore.host.accelerators import DEVICES
-from bexplore.host.emulation import is_emulated
+from bexplore.host.accelerators import DEVICES, is_emulated
 from bexplore.host.machine import package_version, processor_name
 
 ROOT = Path(__file__).parent.parent.parent

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.engine_jobs import CUDA_JOBS, tiny_overrides
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
-from bexplore.host.emulation import is_emulated
+from bexplore.host.accelerators import is_emulated
 
 Facts = dict[str, Any]
 

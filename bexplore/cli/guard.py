@@ -15,8 +15,7 @@ from bexplore.guard.baseline import Baseline
 from bexplore.guard.guard import EXACT, GuardOptions, update_baseline
 from bexplore.guard.guard import guard as run_guard
 from bexplore.guard.report import Tier
-from bexplore.output.guard_ci import append_step_summary, github_annotations, write_junit
-from bexplore.output.guard_table import guard_table
+from bexplore.output.guard_report import append_step_summary, github_annotations, guard_table, write_junit
 from bexplore.units import parse_seconds
 
 _TIERS = {"portable": frozenset({Tier.ANY_MACHINE}), "exact": EXACT, "all": frozenset(Tier)}

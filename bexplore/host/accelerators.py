@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import re
 from collections.abc import Mapping
@@ -510,3 +511,13 @@ def _is_slip(typed: str, meant: str) -> bool:
     slips |= {meant[:place] + meant[place] + meant[place:] for place in places}
     slips |= {meant[:place] + meant[place : place + 2][::-1] + meant[place + 2 :] for place in places}
     return typed in slips
+
+
+# A function of the emulated CUDA runtime: 0 where it is there and has no device.
+_MARK = "bexplore_is_emulated"
+
+
+def is_emulated() -> bool:
+    """Return whether the CUDA devices of this process are emulated, whose times mean nothing; needs no torch."""
+    has_devices = getattr(ctypes.CDLL(None), _MARK, None)
+    return has_devices is not None and has_devices() != 0

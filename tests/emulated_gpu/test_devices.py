@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from bexplore.host.accelerators import DEVICES, MULTIPROCESSORS
-from bexplore.host.emulation import is_emulated
+from bexplore.host.accelerators import DEVICES, MULTIPROCESSORS, is_emulated
 
 GIB = 2**30
 
@@ -219,7 +218,7 @@ def test_nvml_answers_what_logs_of_trainings_ask(emulate):
 
 
 def test_a_process_knows_whether_its_devices_are_emulated(emulate):
-    program = "from bexplore.host.emulation import is_emulated; print(is_emulated())"
+    program = "from bexplore.host.accelerators import is_emulated; print(is_emulated())"
     without_devices = {"BEXPLORE_EMULATED_DEVICES": "0"}  # the libraries alone, with which a CUDA build can be imported
 
     assert emulate(program) == ["True"]

@@ -20,7 +20,7 @@ ORDER = {
     "": "errors units host job config workloads trace measurement search engine command replay "
     "testing run diagnosis exploration actions emulated_gpu api start_again decorator planning guard output cli "
     "pytest_plugin lightning transformers __main__",
-    "host": "blas_threads clocks secret_values logs locks json_files records accelerators emulation "
+    "host": "blas_threads clocks secret_values logs locks json_files records accelerators "
     "torch_interfaces machine process_tree contention",
     "emulated_gpu": "libraries environment config_environment",
     "job": "batching lengths job",
@@ -43,7 +43,7 @@ ORDER = {
     "actions": "apply probe trace ask_help doctor",
     "planning": "network network_timing request costs layout step cautions plan sources api evidence",
     "guard": "report baseline reference timing compare sizes snapshot pairs guard",
-    "output": "table plot tables guard_table guard_ci plan_table event_files bexp profile_text "
+    "output": "table plot tables guard_report plan_table event_files bexp profile_text "
     "summary live_view console report",
     "cli": "streams field_names entry options setup apply explore guard one_shot plan_options plan network offline",
 }

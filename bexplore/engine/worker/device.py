@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bexplore.errors import UserInputError
-from bexplore.host.emulation import is_emulated
+from bexplore.host.accelerators import is_emulated
 from bexplore.job import device_kind
 
 # Free share of the device's memory below which a library that fails is taken to have lacked memory.

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from bexplore.errors import UserInputError
-from bexplore.host.emulation import is_emulated
+from bexplore.host.accelerators import is_emulated
 from bexplore.job import Mode, Precision
 from bexplore.workloads import Batch, Workload
 from bexplore.workloads.batches import tensor_leaves

@@ -9,8 +9,7 @@ import pytest
 
 from bexplore.emulated_gpu import Faults, emulated_environment, environment
 from bexplore.errors import EmulationError
-from bexplore.host.accelerators import DEVICES
-from bexplore.host.emulation import is_emulated
+from bexplore.host.accelerators import DEVICES, is_emulated
 
 CUDA_DEVICES = [name for name, device in DEVICES.items() if device.capability is not None]
 

@@ -13,7 +13,7 @@ from bexplore.guard import Finding, Report, Status, Tier, Verdict
 from bexplore.guard.compare import compare_metrics
 from bexplore.guard.report import NotCompared
 from bexplore.guard.sizes import check_still_wins, compare_speedups, compare_with_other_day
-from bexplore.output.guard_table import guard_table
+from bexplore.output.guard_report import guard_table
 from bexplore.trace.program_metrics import Item, ProgramMetrics
 from tests.unit.guard.builders import baseline, facts, report_of, worker
 

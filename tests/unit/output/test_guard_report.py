@@ -9,7 +9,7 @@ import pytest
 
 from bexplore.guard import Finding, Report, Status, Tier
 from bexplore.guard.report import NotCompared
-from bexplore.output.guard_ci import append_step_summary, github_annotations, write_junit
+from bexplore.output.guard_report import append_step_summary, github_annotations, write_junit
 from tests.unit.guard.builders import report_of
 
 
