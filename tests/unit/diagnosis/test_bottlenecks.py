@@ -56,7 +56,7 @@ def kinds(pass_times_s: dict[int, float], *, facts=GPU, cost_model=None, steps=1
     return [item.kind for item in found]
 
 
-def test_a_job_that_doubles_as_it_should_and_uses_the_device_has_no_bottleneck():
+def test_a_job_that_scales_and_uses_the_device_has_no_bottleneck():
     assert kinds({1: 0.10, 2: 0.11, 4: 0.14, 8: 0.25}) == []
 
 
@@ -84,7 +84,7 @@ def test_a_well_used_device_is_said_to_compute():
     assert kinds({1: 0.1, 2: 0.2, 4: 0.4}, cost_model=model(flops, 1e3)) == ["compute"]
 
 
-def test_throughput_that_still_grows_where_memory_ends_is_limited_by_capacity():
+def test_throughput_that_grows_up_to_the_budget_is_limited_by_memory():
     assert "capacity" in kinds({1: 0.10, 2: 0.11, 4: 0.14, 8: 0.2}, refused=12)
     assert "capacity" not in kinds({1: 0.10, 2: 0.11, 4: 0.22, 8: 0.44}, refused=12)
 
@@ -124,7 +124,7 @@ def input_of(**record) -> list:
     return [item for item in found if item.kind == "input"]
 
 
-def test_a_loader_that_is_slower_than_the_step_is_the_limit_with_both_figures():
+def test_a_loader_slower_than_the_step_is_the_limit():
     (found,) = input_of(samples_per_s=8.0)
 
     assert found.finding == (
@@ -194,9 +194,7 @@ def test_a_wave_that_is_hardly_filled_is_a_hint():
         ("9.0", Precision.FLOAT32, "highest", False),
     ],
 )
-def test_float32_matrices_without_tf32_are_said_where_the_device_has_it_and_nobody_chose(
-    capability, precision, chosen, is_said
-):
+def test_tf32_is_suggested_where_nobody_chose_and_the_device_has_it(capability, precision, chosen, is_said):
     torch_settings = TorchSettings(float32_matmul_precision=chosen)
     job = Job(workload="imported", precision=precision, device="cuda", torch=torch_settings)
     facts = GPU | {"capability": capability}
@@ -236,7 +234,7 @@ FSDP = Parallelism(data_parallel_shard_degree=8)
 DDP = Parallelism(data_parallel_replicate_degree=8)
 
 
-def test_communication_that_computation_does_not_hide_is_a_bottleneck_with_its_share():
+def test_exposed_communication_is_a_bottleneck_with_its_share():
     (found,) = communicating(FSDP)
 
     assert found.finding == (

@@ -127,7 +127,7 @@ def number_of(key: str) -> str:
 
 
 @pytest.mark.parametrize("key", DEVICES)
-def test_a_slip_leads_to_the_device_that_was_meant_or_to_none_of_another_number(key):
+def test_a_slip_leads_to_the_device_meant_never_to_another_number(key):
     for name in slips(key) | {f"{key} super", f"{key} laptop"}:
         try:
             device_by_name(name)
@@ -170,7 +170,7 @@ def test_most_slips_lead_to_the_device_or_to_one_of_its_number():
         (("cpu", "Xeon 8480+", "EPYC 9654", "Ryzen 9 7950X"), "it is a processor", "without `device_name`"),
     ],
 )
-def test_an_accelerator_of_another_maker_is_told_what_it_is_and_what_can_be_had(names, what, advice):
+def test_an_accelerator_of_another_maker_is_named_with_what_works(names, what, advice):
     for name in names:
         with pytest.raises(UserInputError) as caught:
             device_by_name(name)
@@ -281,7 +281,7 @@ def test_every_device_has_its_size_among_its_words():
         ("NVIDIA GeForce RTX 4090", 48, "rtx-4090"),
     ],
 )
-def test_devices_that_their_driver_calls_the_same_are_told_apart_by_their_memory(name, gib, key):
+def test_devices_of_one_driver_name_are_told_apart_by_memory(name, gib, key):
     facts = info(name, total_memory_bytes=None if gib is None else gib * GIB)
     assert published_device(facts) is (None if key is None else DEVICES[key])
 

@@ -62,7 +62,7 @@ def of_device(folder: Path, name: str = "cpu") -> Path:
 
 @pytest.mark.promise("a symbolic link in place of a device's lock", "refused; its target keeps every byte")
 @pytest.mark.parametrize("target_exists", [True, False])
-def test_a_lock_that_is_a_symbolic_link_is_refused_and_its_target_is_as_it_was(tmp_path, target_exists):
+def test_a_symbolic_link_is_refused_as_a_lock_and_left_as_it_was(tmp_path, target_exists):
     target = tmp_path / "thesis.tex"
     if target_exists:
         target.write_text("years of work")

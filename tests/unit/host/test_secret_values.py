@@ -155,7 +155,7 @@ def test_the_key_of_digests_is_the_users_alone_and_stays(tmp_path, monkeypatch):
 
 
 @pytest.mark.promise("the folder of the key of digests cannot be written", "the exploration works; nothing is compared")
-def test_without_a_place_for_the_key_digests_differ_from_process_to_process(tmp_path, monkeypatch):
+def test_without_a_stored_key_digests_differ_between_processes(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     secret_values._key.cache_clear()
@@ -198,7 +198,7 @@ def test_another_value_of_a_variable_is_another_job_and_neither_is_shown():
     assert one["study"] != other["study"]
 
 
-def test_a_run_of_before_that_holds_a_password_is_compared_without_showing_it():
+def test_an_old_run_with_a_password_is_compared_without_showing_it():
     one = meta("explore.storage=postgresql://me:x@host/db")
     old = one | {
         "search_specification": one["search_specification"] | {"storage": f"postgresql://me:{SECRET}@host/db2"}

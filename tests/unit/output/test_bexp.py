@@ -75,7 +75,7 @@ def test_one_round_is_reported_as_one():
     assert "in 1 round each" in probe_sentence(loop.ProbeFinished(observation=observation))
 
 
-def test_people_and_scripts_are_told_with_what_a_size_was_interleaved_and_how_it_did():
+def test_interleaved_sizes_are_told_to_people_and_scripts():
     rounds = {8: (0.4, 0.44), 4: (0.25, 0.275)}
     asked = Probe(number=3, micro_batch_size=8, interleaved_with=(4,))
     observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=rounds[8], interleaved_times_s=rounds)
@@ -91,7 +91,7 @@ def test_people_and_scripts_are_told_with_what_a_size_was_interleaved_and_how_it
 FULL = {"activation_checkpointing": "full"}
 
 
-def test_the_settings_of_a_recommendation_follow_its_line_in_a_line_of_our_own():
+def test_settings_of_a_recommendation_follow_in_a_line_of_their_own():
     event = Recommended(
         recommendation=recommendation(variant=1),
         global_batch_sizes=(),
@@ -107,7 +107,7 @@ def test_the_settings_of_a_recommendation_follow_its_line_in_a_line_of_our_own()
     assert event_record(event)["settings"] == FULL
 
 
-def test_the_tokens_of_a_recommendation_follow_its_line_in_a_line_of_our_own():
+def test_tokens_of_a_recommendation_follow_in_a_line_of_their_own():
     event = Recommended(recommendation=recommendation(), global_batch_sizes=(), micro_batch_tokens=1536)
 
     assert recommendation_lines(event, WHEN) == [
@@ -145,7 +145,7 @@ def settings(name: str, fits: int | None, **fields) -> dict:
     return told | fields
 
 
-def test_the_trace_tells_what_fits_with_which_settings_and_what_is_left_out_and_why():
+def test_the_trace_tells_what_fits_by_settings_and_what_is_left_out():
     event = traced(
         settings("a=1", 8),
         settings("a=2", 0, operations_over_file=None),

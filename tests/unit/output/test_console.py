@@ -11,7 +11,7 @@ from bexplore.search.result import ProbeFinished
 from tests.builders import observed
 
 
-def test_waiting_for_another_exploration_is_said_where_there_is_no_terminal():
+def test_a_wait_for_another_exploration_is_said_without_a_terminal():
     written = io.StringIO()
 
     Progress(Console(file=written)).report({"kind": "progress", "stage": "lock", "holder": "process 7"})
@@ -19,7 +19,7 @@ def test_waiting_for_another_exploration_is_said_where_there_is_no_terminal():
     assert "waiting for the device, which process 7 uses" in written.getvalue()
 
 
-def test_a_warning_of_probes_is_written_once_at_the_end_with_the_worst_figure():
+def test_a_warning_of_probes_is_written_once_with_its_worst_figure():
     written = io.StringIO()
     progress = Progress(Console(file=written, width=200))
     busy, hot = "other processes used {}% of the processors meanwhile", "the processors lowered their clocks"

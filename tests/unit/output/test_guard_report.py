@@ -13,7 +13,7 @@ from bexplore.output.guard_report import append_step_summary, github_annotations
 from tests.unit.guard.builders import report_of
 
 
-def test_junit_fails_what_is_worse_skips_what_was_not_compared_and_is_never_green_on_nothing(tmp_path):
+def test_junit_fails_the_worse_skips_the_rest_and_fails_on_nothing(tmp_path):
     path = tmp_path / "guard.xml"
     missing = (NotCompared(title="times", reason="other machine"),)
 

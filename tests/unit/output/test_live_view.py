@@ -71,7 +71,7 @@ def test_the_view_tells_stage_times_best_memory_outcomes_and_time_left():
     assert "time 45.0 s so far, at most about 1 min 7 s left" in text
 
 
-def test_of_several_settings_the_view_shows_the_curve_of_the_best_and_names_those_of_the_probe():
+def test_the_view_shows_the_best_settings_curve_and_the_probes_name():
     clock = Clock()
     view = View(clock)
     variants = tuple(

@@ -36,7 +36,7 @@ def test_what_failed_is_in_the_last_words_with_its_reason():
     assert "too big" not in text
 
 
-def test_one_traceback_of_the_users_own_lines_is_shown_for_failures_that_differ_in_numbers_alone():
+def test_failures_that_differ_in_numbers_alone_show_one_traceback():
     text = textwrap.dedent("""\
         Traceback (most recent call last):
           File "/site-packages/bexplore/engine/worker/__main__.py", line 3, in answer
@@ -121,7 +121,7 @@ def test_what_stays_to_be_filled_in_of_a_command_is_referred_to_the_table():
     ]
 
 
-def test_what_the_answer_has_in_a_process_of_its_own_is_told_by_what_the_training_runs():
+def test_the_answers_own_process_is_told_by_what_the_training_runs():
     compiled = words(result(exact_over_shared=0.94, compilation="exact"))
     eager = words(result(exact_over_shared=0.88, compilation="eager"))
 
@@ -157,7 +157,7 @@ def test_the_last_words_say_what_why_where_and_what_to_paste():
     assert text.endswith("Results: somewhere\nPaste:   train_input.micro_batch_size: 8")
 
 
-def test_the_last_words_tell_of_a_score_below_90_within_what_share_it_would_be_90():
+def test_a_score_below_90_says_within_what_share_it_would_be_90():
     low = words(result(confidence=78, regret_bound_90=0.0341))
 
     assert (
@@ -169,7 +169,7 @@ def test_the_last_words_tell_of_a_score_below_90_within_what_share_it_would_be_9
     assert "90 out of 100" not in words(result())  # a run of an earlier version
 
 
-def test_the_last_words_tell_what_is_left_to_gain_and_what_another_probe_costs_and_saves():
+def test_the_remaining_gain_and_another_probes_cost_are_told():
     economy = {"left_to_gain": 0.006, "training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 4e-4}
     dear = words(result(confidence=86, stop_reason="costs_more_than_it_saves", **economy))
 
@@ -183,7 +183,7 @@ def test_the_last_words_tell_what_is_left_to_gain_and_what_another_probe_costs_a
     assert "expected to save next to nothing\n" in steps
 
 
-def test_what_is_left_to_gain_is_told_briefly_where_it_is_nothing_or_where_no_probe_is_left():
+def test_a_gain_of_nothing_or_without_probes_is_told_briefly():
     probe = {"training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 0.0}
 
     assert "  remaining gain   negligible at a score of 91: less than 0.05% in expectation\n" in words(
@@ -202,7 +202,7 @@ def test_the_last_words_tell_the_confidence_that_was_asked_for():
     assert "ended because somebody said so" in words(result(stop_reason="somebody said so"))
 
 
-def test_the_last_words_name_the_weightiest_limits_the_report_and_the_command_that_writes_the_size():
+def test_the_last_words_name_limits_report_and_apply_command():
     found = [{"kind": "update", "finding": f"finding {number}", "action": f"action {number}"} for number in range(3)]
 
     record = RunResult.from_record(result(bottlenecks=found))
@@ -221,7 +221,7 @@ def test_the_last_words_tell_what_the_process_holds_beside_its_tensors():
     assert "held by" not in words(result())
 
 
-def test_the_last_words_name_a_size_that_spares_the_user_a_new_global_batch_size():
+def test_a_size_that_keeps_the_global_batch_size_is_named():
     kept = {"micro_batch_size": 6, "accumulation_steps": 11, "samples_per_s": 398.0, "confidence": 92}
     kept |= {"free_micro_batch_size": 8, "over_recommended": 0.968, "relative_performance": 1.5}
     own = {"batch_size": 66, "replica_batch_size": 66, "divisibility": "strict"}
@@ -305,7 +305,7 @@ def test_an_interval_that_is_too_wide_is_no_verdict_on_eager():
     assert "within 2% that is as fast" in words(result(eager=same))
 
 
-def test_the_last_words_show_the_line_that_starts_a_training_warm_and_that_it_is_code():
+def test_the_line_of_a_warm_start_says_that_the_cache_is_code():
     text = words(result(artifacts_dir="/runs/my run/compiled/micro_batch_size_8"))
 
     assert "export TORCHINDUCTOR_CACHE_DIR='/runs/my run/compiled/micro_batch_size_8'" in text
@@ -349,7 +349,7 @@ def ranks_row(**parallel) -> str:
     return next(line.removeprefix("  ranks").strip() for line in lines if line.startswith("  ranks"))
 
 
-def test_the_last_words_tell_where_the_ranks_ran_and_what_communication_costs():
+def test_it_is_told_where_ranks_ran_and_what_communication_costs():
     assert ranks_row(**ALL_RANKS) == (
         "8 ran on node1, node2, started by srun (FSDP over 8 ranks); rank 3 computes slowest: at 90% of the "
         "median rank's speed; rank 0 needs most memory, 3.00 GiB; "
@@ -358,13 +358,13 @@ def test_the_last_words_tell_where_the_ranks_ran_and_what_communication_costs():
     )
 
 
-def test_the_last_words_of_one_rank_say_that_it_was_alone_and_claim_nothing_of_communication():
+def test_one_rank_alone_claims_nothing_of_communication():
     assert ranks_row(**ONE_RANK) == "one of 8 ranks ran, alone (FSDP over 8 ranks)"
     assert ranks_row(**ONE_RANK, last_pass_s=1.5).endswith("; the one pass of a step reduces gradients, 1.50 s")
     assert "a step, which reduces" in ranks_row(**ONE_RANK, inner_pass_s=1.0, last_pass_s=1.5)
 
 
-def test_noise_makes_no_efficiency_above_one_and_a_cluster_no_list_of_its_hosts():
+def test_efficiency_is_at_most_one_and_hosts_are_not_listed():
     noisy = ranks_row(**ALL_RANKS | {"exposed_communication_s": -0.01, "parallel_efficiency": 1.01})
     assert noisy.endswith("which reduces gradients, 1.50 s; communication adds 500 ms to it")
     alike = ALL_RANKS | {"exposed_communication_s": -0.01, "parallel_efficiency": 1.01}

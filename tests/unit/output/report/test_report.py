@@ -178,7 +178,7 @@ def interleaved_probe(number: int, size: int, interleaved_times_s: dict[int, tup
     return probe(number, size, 400.0, interleaved_times_s=interleaved_times_s)
 
 
-def test_sizes_that_were_interleaved_stand_beside_the_recommended_one_with_an_interval(tmp_path):
+def test_interleaved_sizes_are_compared_with_the_answer(tmp_path):
     run = make_run(tmp_path)
     run.journal.append(interleaved_probe(4, 4, {4: (0.020, 0.021, 0.020), 8: (0.032, 0.033, 0.033)}))
     run.journal.append(interleaved_probe(5, 8, {8: (0.033,), 4: (0.021,), 2: (0.020,)}))
@@ -194,7 +194,7 @@ def test_sizes_that_were_interleaved_stand_beside_the_recommended_one_with_an_in
     assert "**Measurements of sizes timed interleaved**" in markdown(read_report_data(run))
 
 
-def test_the_size_that_was_interleaved_most_stands_in_for_one_that_never_was(tmp_path):
+def test_the_most_interleaved_size_replaces_one_that_never_was(tmp_path):
     run = make_run(tmp_path)
     run.journal.append(interleaved_probe(4, 4, {4: (0.02, 0.02), 2: (0.02, 0.02)}))
     run.journal.append(interleaved_probe(5, 4, {4: (0.02, 0.02), 1: (0.01, 0.01)}))
@@ -206,7 +206,7 @@ def test_a_run_without_rounds_has_no_table_of_them(page):
     assert "Measurements of sizes timed interleaved" not in page.text
 
 
-def test_whether_compiling_pays_stands_in_the_report_where_it_was_asked_for(tmp_path):
+def test_the_report_says_on_request_whether_compiling_pays(tmp_path):
     run = make_run(tmp_path)
     eager = {"verdict": "unsure", "over_compiled": 1.05, "low": 0.62, "high": 1.78, "num_pairs": 5, "problem": ""}
     eager |= {"compiled_timed_s": 0.5, "eager_timed_s": 0.6, "peak_memory_bytes": None}
@@ -216,7 +216,7 @@ def test_whether_compiling_pays_stands_in_the_report_where_it_was_asked_for(tmp_
         assert "without torch.compile this size runs at 1.05x the speed (95% interval 0.62 to 1.78" in text
 
 
-def test_what_must_be_known_of_a_probe_stands_below_its_row_and_its_answer_is_marked(tmp_path):
+def test_remarks_stand_below_a_probes_row_and_the_answer_is_marked(tmp_path):
     table = probes_table(read_report_data(make_run(tmp_path)))
 
     assert table.remarks == ("", "", HOSTILE, "")

@@ -77,7 +77,7 @@ def test_each_probe_names_its_settings(data):
     assert table.highlighted == 4
 
 
-def test_the_front_is_a_figure_with_what_ran_what_is_predicted_and_the_recommendation(data):
+def test_the_front_is_a_figure_of_runs_predictions_and_the_answer(data):
     figure = next(one for one in figures(data) if one.key == "front")
     by_name = {mark.name: mark for mark in figure.marks}
 
