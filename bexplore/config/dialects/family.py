@@ -65,6 +65,7 @@ Keys: TypeAlias = tuple[str, ...]
 CERTAIN = 3  # score from which a file is a family's; below it is a file of the user's own that resembles the family
 _FOREIGN = 3  # what a key of another program takes from the score: no usual key makes up for it
 _HYDRA = "defaults"  # the list of a Hydra tree, which no family's own file is
+_PACKAGE = "@package"  # in the comment above a part of such a tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +196,8 @@ class Family:
             return None
         score, evidence = max(fitting, key=lambda pair: pair[0])
         marks = [key for key in self.marks if values.has(key)]
-        against = (*filter(values.has, self.foreign), *self._find_other_sizes(values))
+        is_of_tree = _HYDRA in self.foreign and _PACKAGE in values.header
+        against = (*filter(values.has, self.foreign), *self._find_other_sizes(values), *[_PACKAGE] * is_of_tree)
         return Likeness(
             family=self,
             evidence=evidence if score >= CERTAIN else tuple(dict.fromkeys((*evidence, *marks)))[:4],

@@ -59,7 +59,7 @@ def recognise(document: Document, *, dialect: str | None = None) -> Likeness | N
         return None
     if dialect is not None:
         return Likeness(family=find_family(dialect))
-    values, suffix = Values(document.values), document.path.suffix.lower()
+    values, suffix = Values(document.values, document.header), document.path.suffix.lower()
     found = [one for family in FAMILIES.values() if (one := family.compare(values, suffix)) is not None]
     # Families stand behind those of which their keys are a part.
     certain = next((one for one in found if one.is_certain), None)

@@ -30,6 +30,10 @@ OWN = {
     "an output folder and steps": ("output_dir: o\nmax_steps: 100\nbatch_size: 16\n", ""),
     "a section train": ("train:\n  batch_size: 24\n  save_interval: 5\nmodel: {name: vit}\n", ""),
     "a tree of Hydra": ("defaults:\n  - /trainer: d\ntrain:\n  global_batch_size: 256\ntrainer:\n  max_steps: 9\n", ""),
+    "a part of a tree of Hydra": (
+        "# @package _global_\ntrainer: {max_epochs: 1, accelerator: cpu, precision: 32}\n",
+        "",
+    ),
     "a trainer of its own": ("trainer: energy\noptim:\n  batch_size: 20\n", ""),
     "a trainer of a speech model": (
         "trainer:\n  devices: 4\n  max_epochs: 3\nmodel:\n  train_ds:\n    batch_size: 16\nexp_manager: {}\n",
