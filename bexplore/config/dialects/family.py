@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from bexplore.config.document.reader import KeyPath
+from bexplore.config.document.reader import SIZE_NAME, KeyPath
 from bexplore.config.document.values import Values, paths_below
 
 # The factors of the global batch, with their names for people.
@@ -55,8 +54,6 @@ class Numbers:
         return {name: number for name in _FACTORS if (number := getattr(self, name)) is not None}
 
 
-# Names of a batch size of the training in files of one's own; those of evaluation are nobody's evidence.
-_SIZE = re.compile(r"(?:train_?|micro_?|global_?|mini_?|per_device_train_?|n_?)?(?:batch_?size|bs|bsz)", re.IGNORECASE)
 _NEAR_TOP = 2  # keys of such a path: deeper ones are arguments of parts, such as a loader for evaluation
 # A dotted path, or alternatives of which the first that is present counts.
 Keys: TypeAlias = tuple[str, ...]
@@ -217,7 +214,7 @@ class Family:
 def find_sizes(values: Mapping[str, Any]) -> list[KeyPath]:
     """Return the paths near the top of a file that are named as a batch size of the training, the shortest first."""
     near = (path for path in paths_below(values, ()) if len(path) <= _NEAR_TOP and path[0] != "explore")
-    return sorted((path for path in near if _SIZE.fullmatch(str(path[-1]))), key=len)
+    return sorted((path for path in near if SIZE_NAME.fullmatch(str(path[-1]))), key=len)
 
 
 LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed", "srun")

@@ -1,8 +1,8 @@
 """YAML (or JSON) text to plain values, with the line of every key: ruamel.yaml's only door.
 
 ruamel parses the text to events. Its constructors are not used: here plain words have their YAML 1.2 core type (ruamel
-adds dates and binary numbers), a repeated key is an error only if its values differ, and the characters of each value
-are kept for the writer. Depth and number of values are bounded.
+adds dates and binary numbers), a tag is a part of a text and makes nothing, and the characters of each value are kept
+for the writer. Depth and number of values are bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ruamel.yaml.events import (
 from bexplore.errors import UserInputError
 
 MAX_DEPTH = 64  # nested mappings and lists
-MAX_VALUES = 10_000  # aliases followed; the largest public file has 1,850
+MAX_VALUES = 200_000  # aliases followed: a file of the largest size with a value on each line has fewer
 LINE_BREAK = re.compile(r"\r\n|\r|\n")
 _SHOWN_CHARACTERS = 60
 
@@ -44,6 +44,14 @@ _SPECIAL_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".na
 _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
 _CORE_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq"))
 _MERGE = "<<"
+WORD = "explore"
+# Names of a batch size of the training, whatever the program; those of evaluation are other words.
+SIZE_NAME = re.compile(
+    r"(?:train_?|micro_?|global_?|mini_?|per_device_train_?|n_?)?(?:batch_?size|bs|bsz)", re.IGNORECASE
+)
+_JSON_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\r\n]*|/\*.*?\*/', re.DOTALL)
+_JSON_LAST_COMMA = re.compile(r'"(?:\\.|[^"\\])*"|,(?=\s*[}\]])', re.DOTALL)
+_CHARACTER = re.compile(r"[^\r\n]")
 _PARSER_BUGS = (ValueError, RecursionError, AttributeError, AssertionError, IndexError)  # on malformed input
 
 
@@ -111,8 +119,8 @@ class YamlReader:
 
     def read(self, text: str) -> Any:
         """Return the value of the only document of a text; None for an empty text."""
-        if self.source.endswith(".json"):
-            text = text.replace("\t", " ")  # JSON is indented with tabs too, and has none inside its texts
+        if self.source.endswith((".json", ".jsonc", ".json5")):
+            text = _blank_comments(text.replace("\t", " "))  # JSON is indented with tabs too, and its texts have none
         self._events = YAML(typ="safe", pure=True).parse(text)
         value, num_documents = None, 0
         try:
@@ -134,7 +142,6 @@ class YamlReader:
         if isinstance(event, AliasEvent):
             self._end = event.end_mark.index
             return self._repeat(event, path), (start, self._end)
-        self._check_tag(event)
         if isinstance(event, ScalarEvent):
             value, end = self._read_scalar(event), event.end_mark.index
         else:
@@ -176,8 +183,10 @@ class YamlReader:
                 continue
             place, earlier = (*path, key), self.positions.get((*path, key))
             value, span = self._read_value(next(self._events), place)
+            if isinstance(value, str) and value.casefold() == WORD and SIZE_NAME.fullmatch(key):
+                value = WORD
             if key in values and earlier is not None:
-                self._check_same(event, values[key], value, earlier)
+                self._check_same(event, place, values[key], value, earlier)
             values[key] = value
             key_span = (event.start_mark.index, event.end_mark.index)
             self.positions[place] = Position(line=event.start_mark.line + 1, span=span, key_span=key_span)
@@ -217,23 +226,28 @@ class YamlReader:
         return copy.deepcopy(value)
 
     def _read_scalar(self, event: ScalarEvent) -> Any:
-        if not event.implicit[0] and str(event.tag) not in _CORE_TAGS[1:]:
+        tag = str(event.tag or "!")
+        if tag != "!" and tag not in _CORE_TAGS:
+            if self.source.startswith("--set"):
+                raise self._error(event, f"the tag {show(tag)} is refused: a value of the command line is plain")
+            return f"{tag} {event.value}".rstrip()  # what it makes is the program's: here it is a text
+        if not event.implicit[0] and tag not in _CORE_TAGS[1:]:
             return event.value
         try:
             return resolve_plain(event.value)
         except ValueError:  # thousands of digits, which Python refuses
             raise self._error(event, f"the number {show(event.value)} is too large") from None
 
-    def _check_same(self, event: ScalarEvent, first: Any, second: Any, earlier: Position) -> None:
+    def _check_same(self, event: ScalarEvent, path: KeyPath, first: Any, second: Any, earlier: Position) -> None:
+        """Refuse a key of ours with two values; of others, the last counts, as in the programs that read them."""
         twice = f"the key {quote(event.value)} stands twice, with"
-        if repr(first) != repr(second):
-            raise self._error(event, f"{twice} {quote(first)} (line {earlier.line}) and {quote(second)}")
-        self.warnings.append(f"{self._where(event.start_mark.line + 1)}: {twice} the same value")
-
-    def _check_tag(self, event: Any) -> None:
-        tag = str(event.tag or "!")
-        if tag != "!" and tag not in _CORE_TAGS:
-            raise self._error(event, f"the tag {show(tag)} is refused: a configuration holds plain values only")
+        if repr(first) == repr(second):
+            self.warnings.append(f"{self._where(event.start_mark.line + 1)}: {twice} the same value")
+            return
+        both = f"{twice} {quote(first)} (line {earlier.line}) and {quote(second)}"
+        if WORD in (*path, first, second) or SIZE_NAME.fullmatch(str(path[-1])):
+            raise self._error(event, both)
+        self.warnings.append(f"{self._where(event.start_mark.line + 1)}: {both}: the last one counts")
 
     def _count(self, event: Event) -> None:
         self._num_values += 1
@@ -252,6 +266,12 @@ class YamlReader:
         where = self.source if mark is None else self._where(mark.line + 1)
         hint = "indent with spaces, not with tabs" if "\\t" in str(problem) or "\t" in str(problem) else ""
         return UserInputError(f"{where}: not YAML: {show(str(problem))}", hint=hint)
+
+
+def _blank_comments(text: str) -> str:
+    """Return JSON with spaces for its comments and the commas behind last elements: every other character stays."""
+    text = _JSON_COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else _CHARACTER.sub(" ", found[0]), text)
+    return _JSON_LAST_COMMA.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
 
 
 @functools.lru_cache(maxsize=4)  # a text is loaded, written to key by key, and checked: each is read once

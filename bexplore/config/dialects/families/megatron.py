@@ -164,11 +164,6 @@ def _rules_of_deepspeed(numbers: Numbers, values: Values) -> Iterator[str]:
     stage = values.get("zero_optimization.stage")
     if stage is not None and stage != "auto" and stage not in (0, 1, 2, 3):
         yield f"zero_optimization.stage is {stage}; DeepSpeed has 0, 1, 2 and 3"
-    if values.get("train_batch_size") is None and values.get("train_micro_batch_size_per_gpu") is None:
-        yield (
-            "none of train_batch_size and train_micro_batch_size_per_gpu is given: DeepSpeed's configuration asserts "
-            "that one of them is"
-        )
 
 
 DEEPSPEED = _with_numbers(
