@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from bexplore.config import document
 from bexplore.config.config import Config
 from bexplore.config.dialects import cerebras, command
 from bexplore.config.dialects.family import Likeness
-from bexplore.config.dialects.own_file import holds_word_elsewhere, refuse_own_file
+from bexplore.config.dialects.own_file import holds_word_elsewhere, place_size, refuse_own_file
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
 from bexplore.config.document import Document, Override, Problems
 from bexplore.config.document.reader import quote
@@ -55,6 +56,10 @@ def load_config(
     if likeness is not None and likeness.is_certain and not (has_command and holds_word_elsewhere(read, likeness)):
         own, written_size = _family(problems, likeness, given)
     is_command = own is not None or has_command
+    sizes = [override for override in given if override.parts == _MICRO_BATCH_SIZE]
+    if is_command and own is None:
+        for override in sizes:
+            read.put(place_size(read, override), override)
     guess = _notice_misspelt_sections(problems, ("explore",) if is_command else _SECTIONS)
     if is_command:
         text = None if path is None else document.read_text(Path(path))
@@ -63,9 +68,8 @@ def load_config(
     if layout is None:
         raise refuse_own_file(read, likeness, guess)
     side = mode if mode in layout.micro else next(iter(layout.micro), None)
-    for override in given:
-        if override.parts == _MICRO_BATCH_SIZE and side is not None:
-            read.put(layout.micro[side], override)
+    for override, place in itertools.product(sizes, [layout.micro[side]] if side is not None else []):
+        read.put(place, override)
     return cerebras.load(layout, problems, allow_code=allow_code, mode=mode)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bexplore.config.dialects.family import Family, Likeness
-from bexplore.config.document import Document
+from bexplore.config.dialects.family import Family, Likeness, find_sizes
+from bexplore.config.document import Document, Override
 from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.values import Values
 from bexplore.errors import UserInputError
@@ -42,6 +42,25 @@ def holds_word_elsewhere(document: Document, likeness: Likeness) -> bool:
         return False
     known = likeness.family.size_path(Values(document.values))
     return any(path != known for path in find_words(document))
+
+
+def place_size(document: Document, override: Override) -> KeyPath:
+    """Return where `micro_batch_size` stands in a file of one's own: at the word, else at its only batch size.
+
+    Raises:
+        UserInputError: There is no such place, or several; a command takes a size at its placeholder alone.
+    """
+    words = [*find_words(document)]
+    found = words or find_sizes(document.values)
+    if len(found) == 1:
+        return found[0]
+    message = f"{override.source}: the command takes its size at {{micro_batch_size}}, and no file has a key for it"
+    hint = "leave it out: every size is explored"
+    if found:
+        named = [".".join(map(str, path)) for path in found]
+        message = f"{override.source}: {document.path} has several batch sizes: {', '.join(named)}"
+        hint = f"name the one to set: {named[0]}={override.source.partition('=')[2]}"
+    raise UserInputError(message, hint=hint)
 
 
 def refuse_own_file(document: Document, likeness: Likeness | None, guess: str = "") -> UserInputError:

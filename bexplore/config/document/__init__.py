@@ -26,6 +26,7 @@ from bexplore.host.secret_values import MASK, hidden
 from bexplore.job.batching import MAX_SAMPLES
 
 MAX_FILE_BYTES = 2 * 2**20  # public files that list their data have 300 KiB, which are read in 0.3 s
+_OF_CODE = (".py", ".cfg", ".ini", ".conf")
 _NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
 
 
@@ -193,6 +194,8 @@ class Problems:
 def read(path: Path) -> Document:
     """Read a file whose top level is a mapping."""
     text = read_text(path)
+    if path.suffix in _OF_CODE:
+        raise _refuse_code(path, text)
     if path.suffix == ".toml":
         table, places = toml.read(text, str(path))
         return Document(path=path, values=table, positions=places, header=_read_header(text))
@@ -207,6 +210,28 @@ def read(path: Path) -> Document:
         positions=dict(positions),
         warnings=list(warnings),
         header=_read_header(text),
+    )
+
+
+def _refuse_code(path: Path, text: str) -> UserInputError:
+    """Return the error of a configuration that is a program or of no known format, with the way by the command line.
+
+    Source of the options: mmengine's `--cfg-options`, detectron2's lazy overrides, nanoGPT's configurator.
+    """
+    line = f"train.py {path} --batch_size={{micro_batch_size}}"
+    if "train_dataloader" in text:
+        line = (
+            f"train.py {path} --cfg-options train_dataloader.batch_size={{micro_batch_size}} --work-dir {{output_dir}}"
+        )
+    elif "LazyCall" in text or "dataloader.train" in text:
+        line = (
+            f"train_net.py --config-file {path} dataloader.train.total_batch_size={{micro_batch_size}} "
+            "train.output_dir={output_dir}"
+        )
+    return UserInputError(
+        f"{path} is not YAML, JSON or TOML, so its copies cannot hold each size",
+        hint=f"give the size by an option: bexplore explore -- python {line}\n"
+        "or let the file read a variable: --batch_size=$SIZE becomes SIZE={micro_batch_size} behind --env",
     )
 
 

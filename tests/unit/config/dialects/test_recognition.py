@@ -210,3 +210,58 @@ def test_init_adds_no_size_that_nothing_reads(tmp_path, name, text):
 
     assert (tmp_path / name).read_text() == text
     assert "no micro-batch size" in str(raised.value) or "is given" in str(raised.value)
+
+
+COMMAND = 'explore.command=["t", "{config}"]'
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("train:\n  batch_size: 24\n", ("train", "batch_size")),
+        ("a:\n  b: [1, explore]\nbatch_size: 24\n", ("a", "b", 1)),
+    ],
+)
+def test_a_size_of_the_command_line_goes_to_the_files_own_key(tmp_path, text, path):
+    config = load(tmp_path, text, COMMAND, "micro_batch_size={explore: {max: 64}}")
+
+    assert config.command.file.paths("micro_batch_size") == [path]
+    assert config.request.maximum == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "hint"),
+    [
+        (
+            "batch_size: 4\ntrain: {batch_size: 2}\n",
+            "several batch sizes: batch_size, train.batch_size",
+            "batch_size=8",
+        ),
+        ("seed: 4\n", "the command takes its size at {micro_batch_size}", "leave it out"),
+    ],
+)
+def test_a_size_without_one_place_is_refused(tmp_path, text, words, hint):
+    with pytest.raises(UserInputError) as raised:
+        load(tmp_path, text, COMMAND, "micro_batch_size=8")
+
+    assert words in str(raised.value) and hint in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("x.py", "batch_size = 12\n", "-- python train.py {path} --batch_size={micro_batch_size}"),
+        (
+            "x.py",
+            "train_dataloader = dict(batch_size=2)\n",
+            "--cfg-options train_dataloader.batch_size={micro_batch_size}",
+        ),
+        ("x.py", "dataloader.train.total_batch_size = 4\n", "dataloader.train.total_batch_size={micro_batch_size}"),
+        ("x.cfg", "[train]\nbatch_size = 4\n", "SIZE={micro_batch_size}"),
+    ],
+)
+def test_a_configuration_that_is_code_takes_its_size_by_an_option(tmp_path, name, text, words):
+    with pytest.raises(UserInputError, match="is not YAML, JSON or TOML") as raised:
+        load(tmp_path, text, name=name)
+
+    assert words.replace("{path}", str(tmp_path / name)) in raised.value.hint
