@@ -183,8 +183,9 @@ class Family:
     note: str = ""
 
     def size_path(self, values: Values) -> KeyPath | None:
-        """Return the path of the micro-batch size; None where the file has none."""
-        return values.first(self.micro_batch_size) or self.find_size(values)
+        """Return the path at which the micro-batch size is written; None where the file has none."""
+        path = values.first(self.micro_batch_size) or self.find_size(values)
+        return None if path is None else values.follow(path)
 
     def compare(self, values: Values, suffix: str) -> Likeness | None:
         """Return how much a file looks like one of this family; None where no signature fits."""

@@ -81,7 +81,7 @@ def read_family(problems: Problems, likeness: Likeness) -> FamilyFile:
     family, values = likeness.family, Values(problems.document.values, problems.document.header)
     found = {name: values.first(getattr(family, name)) for name in _QUANTITIES}
     found["micro_batch_size"] = family.size_path(values)
-    places = {name: path for name, path in found.items() if path is not None}
+    places = {name: values.follow(path) for name, path in found.items() if path is not None}
     read = {name: _number(problems, family, values, places.get(name)) for name in _QUANTITIES}
     if family.counts_tokens:
         _divide_by_tokens(problems, places, read)

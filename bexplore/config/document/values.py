@@ -68,20 +68,30 @@ def _target(reference: str, values: Mapping[str, Any], path: KeyPath) -> Any:
 
 
 def _at(dotted: str, values: Mapping[str, Any], path: KeyPath) -> Any:
+    value: Any = values
+    for key in _find(dotted, values, path):
+        value = value[key]
+    return value
+
+
+def _find(dotted: str, values: Mapping[str, Any], path: KeyPath) -> KeyPath:
+    """Return the path of what a reference names that stands at a path."""
     rest = dotted.lstrip(".")
     up = len(dotted) - len(rest)
     if up > len(path):
         raise _Unresolved
     keys = [bracketed or plain for bracketed, plain in _PARTS.findall(rest)]
     value: Any = values
+    found: list[str | int] = []
     for key in (*path[: len(path) - up], *keys) if up else keys:
         if isinstance(value, list) and str(key).isdecimal() and int(key) < len(value):
-            value = value[int(key)]
+            found.append(int(key))
         elif isinstance(value, Mapping) and key in value:
-            value = value[key]
+            found.append(key)
         else:
             raise _Unresolved
-    return value
+        value = value[found[-1]]
+    return tuple(found)
 
 
 class Values:
@@ -118,6 +128,23 @@ class Values:
         """Return the value of a dotted key, references followed; the default where it is absent."""
         path = self.path(dotted)
         return default if path is None else self.at(path)
+
+    def follow(self, path: KeyPath) -> KeyPath:
+        """Return the path at which the value of a path is written: that of `${data.batch_size}` is the key it names."""
+        place, seen = path, set[KeyPath]()
+        while place not in seen:
+            seen.add(place)
+            value: Any = self.values
+            for key in place:
+                value = value[key]
+            reference = _INNERMOST.fullmatch(value) if isinstance(value, str) else None
+            if reference is None:
+                return place
+            try:
+                place = _find(reference[1].strip(), self.values, place)
+            except _Unresolved:
+                return path
+        return path
 
     def at(self, path: KeyPath) -> Any:
         """Return the value at a path, references followed; the written text where a reference leads nowhere."""

@@ -265,3 +265,52 @@ def test_a_configuration_that_is_code_takes_its_size_by_an_option(tmp_path, name
         load(tmp_path, text, name=name)
 
     assert words.replace("{path}", str(tmp_path / name)) in raised.value.hint
+
+
+LIGHTNING = """\
+trainer: {max_epochs: 1}
+model: {class_path: m.M}
+data:
+  class_path: d.D
+  init_args:
+    batch_size: SIZE
+"""
+NEMO = """\
+trainer: {devices: 1, num_nodes: 1}
+exp_manager: {}
+model:
+  micro_batch_size: ${.data.train_ds.micro_batch_size}
+  global_batch_size: 48
+  data:
+    train_ds:
+      micro_batch_size: SIZE
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        (LIGHTNING.replace("SIZE", "${batch}") + "batch: SIZE\n", ("batch",)),
+        (LIGHTNING.replace("SIZE", "${a.b}") + "a: {b: '${sizes[1]}'}\nsizes: [1, SIZE]\n", ("sizes", 1)),
+        (NEMO, ("model", "data", "train_ds", "micro_batch_size")),
+        (LIGHTNING, ("data", "init_args", "batch_size")),
+    ],
+)
+def test_a_size_is_written_where_its_references_lead(tmp_path, text, path):
+    config = load(tmp_path, text.replace("SIZE", "explore"), COMMAND)
+    assert config.layout != "command"
+    assert config.command.file.paths("micro_batch_size") == [path]
+
+    (tmp_path / "job.yaml").write_text(text.replace("SIZE", "12"))
+    made = starter.from_file(tmp_path / "job.yaml").text
+    assert made.startswith(text.replace("SIZE", "explore"))  # every link stays
+
+
+def test_references_in_a_circle_lead_nowhere(tmp_path):
+    config = load(
+        tmp_path,
+        LIGHTNING.replace("SIZE", "${a}") + "a: ${b}\nb: ${a}\n",
+        'explore.command=["t", "{micro_batch_size}"]',
+    )
+
+    assert config.layout == "lightning-cli"
