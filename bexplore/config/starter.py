@@ -318,7 +318,7 @@ def from_script(path: Path) -> Starter:
         )
     tree = _hydra_configuration(path)
     if tree is not None:
-        return from_file(tree)
+        return _from_tree(tree)
     program = Program(path)
     start = start_words(program)
     unset = [f"{name} is to be set in the environment, as for a training" for name in unset_variables(program)]

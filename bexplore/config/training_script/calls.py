@@ -17,10 +17,12 @@ from bexplore.config.training_script.parameters import (
     Chain,
     Interface,
     Parameter,
+    chains,
     choose,
     find_chains,
     make_call,
     rank,
+    spell,
 )
 from bexplore.config.training_script.source import Program
 from bexplore.errors import UserInputError
@@ -32,6 +34,8 @@ _READERS = (
     *(places.read_configurator, places.read_argv),
 )
 _MOST_SHOWN = 5  # calls or options in a message
+# Options that name a file of settings, as in torchtune, nanotron, litgpt, detectron2, OpenNMT and speechbrain.
+_CONFIGURATIONS = ("config", "configfile", "configpath", "cfg", "conf", "hparams", "hparamsfile", "yaml", "yamlpath")
 _PLACEHOLDER = "{micro_batch_size}"
 
 
@@ -149,10 +153,12 @@ def _listed(interfaces: Sequence[Interface]) -> str:
 def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Sequence[Interface]) -> None:
     path, shown = program.script, quote_words(start)
     fixed = find_fixed_size(program)
+    if fixed is None or not fixed.is_in_script:
+        _refuse_with_configuration(path, start, interfaces)
     if fixed is not None:
         raise UserInputError(
             f"{fixed.where}: {fixed.name}={fixed.size} is fixed in the script",
-            hint=_edit(fixed, interfaces, shown) + _further_way(program),
+            hint=_edit(fixed, interfaces, start) + _further_way(program),
         )
     positional = [one for interface in interfaces if interface.style == "sys.argv" for one in interface.parameters]
     if positional:
@@ -169,20 +175,34 @@ def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Seq
     )
 
 
-def _edit(fixed: FixedSize, interfaces: Sequence[Interface], shown: str) -> str:
+def _refuse_with_configuration(path: Path, start: Sequence[str], interfaces: Sequence[Interface]) -> None:
+    """Raise an error where a program takes a file of settings: its size is a key of that."""
+    for chain in (one for interface in interfaces for one in chains(interface)):
+        config = next((one for one in chain[-1][1].parameters if spell(one.name) in _CONFIGURATIONS), None)
+        if config is not None:
+            call = make_call(chain, config=config)
+            line, means = _explore_line("", [*start, *call.words])
+            raise UserInputError(
+                f"no option of {path} is a micro-batch size; {config.spelt} names a file that may hold it",
+                hint=f"write explore as the size in that file, then type{means}:\n"
+                + line.replace("explore ", f"explore {config.default or 'CONFIG.yaml'} ", 1),
+            )
+
+
+def _explore_line(options: str, words: Sequence[str]) -> tuple[str, str]:
+    """Return the line that explores a command, and what it means where no output folder is handed to that."""
+    shown = quote_words(words)
+    if any("{output_dir}" in word for word in words):
+        return f"bexplore explore {options}-- {shown}", ""
+    return f"bexplore explore {options}--writes-are-fine -- {shown}", " (each start writes where the script writes)"
+
+
+def _edit(fixed: FixedSize, interfaces: Sequence[Interface], start: Sequence[str]) -> str:
     """Return the smallest edit with which a size comes from the environment, and the line to type after it."""
     imported = ", and `import os` among the imports" if fixed.needs_import else ""
-    outputs = [
-        one for interface in interfaces[:1] for one in interface.parameters if rank(one.name, "output_dir") is not None
-    ]
-    words = quote_words(outputs[0].words("{output_dir}")) if outputs and outputs[0].head else ""
-    given = f"--env {VARIABLE}={_PLACEHOLDER}"
-    line, means = f"bexplore explore {given} -- {shown} {words}", ""
-    if not words:
-        line, means = (
-            f"bexplore explore {given} --writes-are-fine -- {shown}",
-            f" (each start writes where {shown} writes)",
-        )
+    own = [one for interface in interfaces[:1] for one in interface.parameters if one.head]
+    output = next((one.words("{output_dir}") for one in own if rank(one.name, "output_dir") is not None), [])
+    line, means = _explore_line(f"--env {VARIABLE}={_PLACEHOLDER} ", [*start, *output])
     number = fixed.where.rpartition(":")[2]
     return f"write this in place of line {number}{imported}:\n{fixed.edited}\nthen type{means}:\n{line}"
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from bexplore.config.training_script.parameters import OF_EVALUATION, rank
 from bexplore.config.training_script.source import Definition, Module, Program
 
+_ASSIGNED, _HANDED, _FIELD, _DEFAULT = range(4)  # how a number is given, the surest first
+_SETTINGS = re.compile(r"config|settings|param|option|args|arguments|cfg|conf|const", re.IGNORECASE)
 VARIABLE = "MICRO_BATCH_SIZE"  # that the edit reads
 
 
@@ -23,6 +25,7 @@ class FixedSize:
         where: `file:line`.
         line: The line as it is.
         edited: The line that takes the number from the environment.
+        is_in_script: Whether the file is the script itself.
         needs_import: Whether the file does not import `os` yet.
     """
 
@@ -31,6 +34,7 @@ class FixedSize:
     where: str
     line: str
     edited: str
+    is_in_script: bool
     needs_import: bool
 
 
@@ -45,7 +49,12 @@ class _Place:
 
 def find_fixed_size(program: Program) -> FixedSize | None:
     """Return the number that is most likely the size of the training; None where a program has none."""
-    places = [one for module, node in program.walk() for one in _places(program, module, node)]
+    places = [
+        one
+        for module, node in program.walk()
+        for one in _places(program, module, node)
+        if module is program.main or _is_settings_of(program, one)
+    ]
     numbers = [
         (place, size)
         for place in places
@@ -53,33 +62,50 @@ def find_fixed_size(program: Program) -> FixedSize | None:
     ]
     if not numbers:
         return None
-    place, size = min(numbers, key=lambda one: (one[0].order, rank(one[0].name, "micro_batch_size") or 0))
+    place, size = min(numbers, key=lambda one: _distance(program, one[0]))
     return _describe(program, place, size)
+
+
+def _distance(program: Program, place: _Place) -> tuple[bool, int, int]:
+    return place.module is not program.main, place.order, rank(place.name, "micro_batch_size") or 0
+
+
+def _is_settings_of(program: Program, place: _Place) -> bool:
+    """Return whether a number in another module is a setting of the script: beside it, or in a file of settings.
+
+    What a library gives as a default in one of its functions is none.
+    """
+    folder = program.script.resolve().parent
+    is_near = place.module.path.resolve().is_relative_to(folder) or _SETTINGS.search(place.module.path.stem)
+    return bool(is_near) and place.order in (_ASSIGNED, _FIELD)
 
 
 def _places(program: Program, module: Module, node: ast.AST) -> Iterator[_Place]:
     """Yield each expression that gives something to a name of the size."""
     for name, value, order in _given(program, module, node):
-        if value is not None and rank(name, "micro_batch_size") is not None:
+        # A single letter is a size as an option alone.
+        if value is not None and len(name) > 1 and rank(name, "micro_batch_size") is not None:
             yield _Place(name, value, module, _statement(module, value), order)
 
 
 def _given(program: Program, module: Module, node: ast.AST) -> Iterator[tuple[str, ast.expr | None, int]]:
     if isinstance(node, ast.Call):
         is_loader = program.name(module, node).split(".")[-1].endswith("DataLoader")
-        yield from ((one.arg or "", one.value, 1) for one in node.keywords)
+        yield from ((one.arg or "", one.value, _HANDED) for one in node.keywords)
         if is_loader and len(node.args) > 1:
-            yield "batch_size", node.args[1], 1
+            yield "batch_size", node.args[1], _HANDED
     elif isinstance(node, ast.Assign):
-        yield from ((_name(target), node.value, 0) for target in node.targets)
+        yield from ((_name(target), node.value, _ASSIGNED) for target in node.targets)
         for target in node.targets:
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                yield from ((_name(one), value, 0) for one, value in zip(target.elts, node.value.elts, strict=False))
+                yield from (
+                    (_name(one), value, _ASSIGNED) for one, value in zip(target.elts, node.value.elts, strict=False)
+                )
     elif isinstance(node, ast.AnnAssign):
-        yield _name(node.target), node.value, 2
+        yield _name(node.target), node.value, _FIELD
     elif isinstance(node, ast.Dict):
         keys = [(program.value(module, key), value) for key, value in zip(node.keys, node.values, strict=True)]
-        yield from ((key, value, 0) for key, value in keys if isinstance(key, str))
+        yield from ((key, value, _ASSIGNED) for key, value in keys if isinstance(key, str))
     elif isinstance(node, ast.FunctionDef):
         places = [*node.args.posonlyargs, *node.args.args]
         behind = places[len(places) - len(node.args.defaults) :]
@@ -87,7 +113,7 @@ def _given(program: Program, module: Module, node: ast.AST) -> Iterator[tuple[st
             *zip(behind, node.args.defaults, strict=True),
             *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
         ]
-        yield from ((one.arg, value, 3) for one, value in pairs)
+        yield from ((one.arg, value, _DEFAULT) for one, value in pairs)
 
 
 def _name(target: ast.expr) -> str:
@@ -104,7 +130,7 @@ def _statement(module: Module, node: ast.AST) -> str:
 
 def _is_of_evaluation(place: _Place) -> bool:
     """Return whether a number is that of an evaluation: by its own name, or by what its loader is called."""
-    words = place.name if place.order != 1 else f"{place.name} {place.statement.partition('=')[0]}"
+    words = place.name if place.order != _HANDED else f"{place.name} {place.statement.partition('=')[0]}"
     return OF_EVALUATION.search(words.lower().replace("_", " ")) is not None
 
 
@@ -124,5 +150,6 @@ def _describe(program: Program, place: _Place, size: int) -> FixedSize:
         where=module.where(value),
         line=source.decode().strip(),
         edited=re.sub(r"\s+$", "", f"{before}{edited}{behind}"),
+        is_in_script=module is program.main,
         needs_import="os" not in module.imports,
     )

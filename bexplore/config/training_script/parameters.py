@@ -174,9 +174,10 @@ def find_chains(interfaces: Sequence[Interface], variables: Sequence[Parameter] 
     return found
 
 
-def make_call(chain: Chain, variables: Sequence[Parameter] = ()) -> Call:
+def make_call(chain: Chain, variables: Sequence[Parameter] = (), *, config: Parameter | None = None) -> Call:
     """Return a call with a placeholder at each parameter that takes one, and a word at each that must have one."""
     call = Call(chosen=choose(chain, variables))
+    call.chosen.update({"config": config} if config is not None else {})
     values = {parameter: f"{{{placeholder}}}" for placeholder, parameter in call.chosen.items()}
     for word, interface in chain:
         call.words += [word] if word else []

@@ -59,8 +59,6 @@ _CALLS = {
     "fire.Fire": _FIRE,
     "fire.core.Fire": _FIRE,
     "tyro.cli": Style(name="tyro", has_dashes=True),
-    "jsonargparse.CLI": _JSONARGPARSE,
-    "jsonargparse.auto_cli": _JSONARGPARSE,
     "cyclopts.run": Style(name="cyclopts", has_dashes=True),
     "defopt.run": Style(name="defopt", has_dashes=True, required_is_positional=True),
     "simple_parsing.parse": Style(name="simple_parsing", is_nested=False),
@@ -70,6 +68,8 @@ _CALLS = {
     "chz.entrypoint": Style(name="chz", is_assigned=True, prefix=""),
     "chz.nested_entrypoint": Style(name="chz", is_assigned=True, prefix=""),
 }
+# By the last part of it alone: projects wrap these.
+_CALLS_BY_LAST = {"CLI": _JSONARGPARSE, "auto_cli": _JSONARGPARSE}
 _WRAPPERS = {"draccus.wrap": _CALLS["draccus.parse"], "pyrallis.wrap": _CALLS["pyrallis.parse"]}
 
 
@@ -126,6 +126,8 @@ def _class_field(program: Program, module: Module, name: str, statement: ast.Ann
         given = keyword(default, "default", "default_factory") or next(iter(default.args), None)
         is_missing = given is None or program.value(module, given) is Ellipsis
         default = None if is_missing else given
+    if program.name(module, default).split(".")[-1] == "MISSING":  # of omegaconf
+        default = None
     choices = _literal_choices(program, module, annotation)
     return _Field(name=name, module=module, annotation=annotation, default=default, choices=choices)
 
@@ -183,7 +185,8 @@ def read_calls(program: Program) -> Iterator[Interface]:
     """Yield what `fire.Fire(train)`, `tyro.cli(Config)` and their like take."""
     for module, node in program.walk():
         if isinstance(node, ast.Call):
-            style = _CALLS.get(program.name(module, node))
+            name = program.name(module, node)
+            style = _CALLS.get(name) or _CALLS_BY_LAST.get(name.split(".")[-1])
             if style is not None:
                 target = next(iter(node.args), None) or keyword(node, "component", "f", "config_class", "components")
                 yield from _component(program, style, module, target)
@@ -225,6 +228,8 @@ def _of_several(program: Program, style: Style, functions: list[tuple[str, Found
 
 
 def _of_one(program: Program, style: Style, found: Found) -> Interface:
+    if style is _TYPER:
+        return Interface(style.name, typer_parameters(program, found))
     interface = Interface(style.name, spell_fields(program, style, list_fields(program, found)))
     if isinstance(found.node, ast.ClassDef) and style in (_FIRE, _JSONARGPARSE) and not _is_record(found):
         interface.commands = _methods(program, style, found)

@@ -60,6 +60,12 @@ STYLES = {
         "@app.command()\ndef export(): ...\n",
         f"train --bs {MBS} --output {OUT}",
     ),
+    "typer.run, Annotated": (
+        "import typer\nfrom typing import Annotated\n"
+        "def main(batch_size: Annotated[int, typer.Option(help='n')], out: Annotated[str, typer.Argument()] = 'o'): ...\n"
+        "typer.run(main)\n",
+        f"{OUT} --batch-size {MBS}",
+    ),
     "typer.run": ("import typer\ndef main(batch_size: int = 2): ...\ntyper.run(main)\n", f"--batch-size {MBS}"),
     "fire, a function": (
         "import fire\ndef train(batch_size=16, out_dir='o', **rest): ...\nfire.Fire(train)\n",
