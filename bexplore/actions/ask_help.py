@@ -22,6 +22,7 @@ def ask_for_help(words: Sequence[str]) -> str:
         UserInputError: It cannot be started, prints no help, or does not end.
     """
     shown = f"{quote_words(words)} --help"
+    by_hand = f"type the option of the size yourself: bexplore init -- {quote_words(words)} OPTION {{micro_batch_size}}"
     own = dict(os.environ, COLUMNS="200", NO_COLOR="1", TERM="dumb", PAGER="cat")
     try:
         process = subprocess.Popen(
@@ -41,7 +42,7 @@ def ask_for_help(words: Sequence[str]) -> str:
     except subprocess.TimeoutExpired:
         raise UserInputError(
             f"{shown} did not end within {_SECONDS} s; it was ended",
-            hint="type the options yourself: bexplore init -- COMMAND",
+            hint=by_hand,
         ) from None
     finally:
         with suppress(ProcessLookupError):
@@ -50,5 +51,5 @@ def ask_for_help(words: Sequence[str]) -> str:
     text = output[:_MOST_CHARACTERS].decode(errors="replace")
     if "--" not in text or (process.returncode and "usage" not in text.lower()):
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "it prints nothing")
-        raise UserInputError(f"{shown} prints no options: {last.strip()}", hint="bexplore init -- COMMAND, with them")
+        raise UserInputError(f"{shown} prints no options: {last.strip()}", hint=by_hand)
     return text

@@ -64,7 +64,7 @@ def call_of(program: Program, start: Sequence[str]) -> Call:
 
 def call_by_help(text: str, start: Sequence[str]) -> Call:
     """Return the call of a program by its own help text."""
-    interface = read_help(text)
+    interface = read_help(text, start)
     shown = quote_words(start)
     if interface.commands and "micro_batch_size" not in choose([("", interface)]):
         raise UserInputError(
@@ -181,11 +181,10 @@ def _refuse_with_configuration(path: Path, start: Sequence[str], interfaces: Seq
         config = next((one for one in chain[-1][1].parameters if spell(one.name) in _CONFIGURATIONS), None)
         if config is not None:
             call = make_call(chain, config=config)
-            line, means = _explore_line("", [*start, *call.words])
+            line, means = _explore_line(f"{config.default or 'CONFIG.yaml'} ", [*start, *call.words])
             raise UserInputError(
                 f"no option of {path} is a micro-batch size; {config.spelt} names a file that may hold it",
-                hint=f"write explore as the size in that file, then type{means}:\n"
-                + line.replace("explore ", f"explore {config.default or 'CONFIG.yaml'} ", 1),
+                hint=f"write explore as the size in that file, then type{means}:\n{line}",
             )
 
 

@@ -56,14 +56,11 @@ class _Argparse:
         self.root = _Parser()
         self.made: dict[int, _Parser] = {}
         self.nodes = [*program.walk()]
-        self.calls: dict[int, list[tuple[Module, ast.Call]]] = defaultdict(list)
         self.assigned: dict[tuple[int, str], list[tuple[int, ast.expr]]] = defaultdict(list)
         for module, node in self.nodes:
-            if isinstance(node, ast.Call) and (found := program.find(module, node.func)) is not None:
-                self.calls[id(found.node)].append((module, node))
-            elif isinstance(node, ast.Assign):
+            if isinstance(node, ast.Assign):
                 for target in node.targets:
-                    key = (id(self._scope(module, target)), ast.unparse(target))
+                    key = (id(module.scope(target)), ast.unparse(target))
                     self.assigned[key].append((node.lineno, node.value))
         for module, node in self.nodes:
             if isinstance(node, ast.Call):
@@ -111,14 +108,15 @@ class _Argparse:
             return self._parsers_of_call(module, expr, depth)
         if not isinstance(expr, ast.Name | ast.Attribute):
             return []
-        scope = self._scope(module, expr)
+        scope = module.scope(expr)
         text = ast.unparse(expr)
         values = self.assigned.get((id(scope), text)) or self.assigned.get((id(module.tree), text), [])
         before = [value for line, value in values if line <= expr.lineno] or [value for _, value in values]
         if before:
             return self._parsers(module, before[-1], depth + 1)
         if isinstance(scope, ast.FunctionDef) and isinstance(expr, ast.Name):
-            return self._parsers_of_argument(scope, expr.id, depth)
+            handed = [self._parsers(other, one, depth + 1) for other, one in self.program.given(scope, expr.id)]
+            return list(dict.fromkeys(parser for parsers in handed for parser in parsers))
         return []
 
     def _parsers_of_call(self, module: Module, call: ast.Call, depth: int) -> list[_Parser]:
@@ -135,17 +133,6 @@ class _Argparse:
             return []
         returned = [node.value for node in ast.walk(found.node) if isinstance(node, ast.Return) and node.value]
         return self._parsers(found.module, returned[-1], depth + 1) if returned else []
-
-    def _parsers_of_argument(self, function: ast.FunctionDef, name: str, depth: int) -> list[_Parser]:
-        names = [one.arg for one in function.args.args]
-        if name not in names:
-            return []
-        found = []
-        for module, call in self.calls[id(function)]:
-            index = names.index(name)
-            given = call.args[index] if index < len(call.args) else keyword(call, name)
-            found += self._parsers(module, given, depth + 1) if given is not None else []
-        return list(dict.fromkeys(found))
 
     def _make(self, module: Module, call: ast.Call, owner: _Parser | None, depth: int) -> _Parser:
         if id(call) in self.made:
@@ -170,10 +157,6 @@ class _Argparse:
         """Return whether a parser without help of its own is there to be handed to others as their parent."""
         handed = (keyword(node, "parents") for _, node in self.nodes if isinstance(node, ast.Call))
         return self.program.value(module, keyword(call, "add_help")) is False and any(one is not None for one in handed)
-
-    def _scope(self, module: Module, node: ast.AST) -> ast.AST:
-        around = (one for one in module.ancestors(node) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
-        return next(around, module.tree)
 
 
 def read_argparse(program: Program) -> Iterator[Interface]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from bexplore.config.training_script.parameters import Interface, Parameter
 
@@ -14,10 +15,10 @@ _COMMANDS = re.compile(r"^(?:[╭─ ]*Commands\b|commands:)", re.IGNORECASE)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def read_help(text: str) -> Interface:
-    """Return the options, the required words and the commands of a help text."""
+def read_help(text: str, typed: Sequence[str] = ()) -> Interface:
+    """Return the options, the required words that are not typed yet, and the commands of a help text."""
     lines = _ESCAPES.sub("", text).splitlines()
-    usage = _required_of_usage(lines)
+    usage = [word for word in _required_of_usage(lines) if word not in typed]
     braces = [word for word in usage if re.fullmatch(r"\{[\w,-]+\}", word)]
     commands = braces[-1].strip("{}").split(",") if braces else _listed_commands(lines)
     places = [

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bexplore.config import document
 from bexplore.config.training_script.parameters import OF_EVALUATION, rank
 from bexplore.errors import UserInputError
 from bexplore.host.json_files import parse_json
@@ -51,8 +50,9 @@ def command_of_notebook(path: Path) -> list[str]:
 
 def _read_cells(path: Path) -> Iterator[_Cell]:
     try:
-        notebook = parse_json(document.read_text(path))
-        cells = [one for one in notebook["cells"] if isinstance(one, dict)]
+        cells = [one for one in parse_json(path.read_bytes())["cells"] if isinstance(one, dict)]
+    except OSError as error:
+        raise UserInputError(f"{path} cannot be read: {error.strerror}", hint="name the notebook") from None
     except (ValueError, KeyError, TypeError):
         raise UserInputError(f"{path} is not a notebook", hint="save it with Jupyter, in format 4") from None
     for number, cell in enumerate(cells, 1):

@@ -11,6 +11,7 @@ from bexplore.config.training_script.parameters import Interface, Parameter
 from bexplore.config.training_script.signatures import list_fields
 from bexplore.config.training_script.source import Definition, Found, Module, Program
 
+_DEEPEST = 3  # names that stand for `sys.argv`
 _MOST_WORDS = 30  # behind a script that counts them itself
 _WRAPPERS = ("int", "float", "str", "Path", "pathlib.Path", "os.path.abspath", "os.path.expanduser", "eval")
 
@@ -54,9 +55,21 @@ def _argv_offset(program: Program, module: Module, expr: ast.AST, depth: int = 0
         before = _argv_offset(program, module, expr.value, depth)
         start = program.value(module, expr.slice.lower) if expr.slice.lower is not None else 0
         return before + start if before is not None and isinstance(start, int) and start >= 0 else None
-    if isinstance(expr, ast.Name) and depth < 2 and expr.id in module.values:
-        return _argv_offset(program, module, module.values[expr.id], depth + 1)
+    if isinstance(expr, ast.Name) and depth < _DEEPEST:
+        offsets = [_argv_offset(program, other, one, depth + 1) for other, one in _given(program, module, expr)]
+        return next((one for one in offsets if one is not None), None)
     return None
+
+
+def _given(program: Program, module: Module, name: ast.Name) -> Iterator[tuple[Module, ast.expr]]:
+    """Yield what a name is given: in its function, by calls of that, at the top."""
+    scope = module.scope(name)
+    if isinstance(scope, ast.FunctionDef):
+        own = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)]
+        yield from ((module, node.value) for node in own if name.id in map(_target_name, node.targets))
+        yield from program.given(scope, name.id)
+    if name.id in module.values:
+        yield module, module.values[name.id]
 
 
 def _argv_parameter(program: Program, module: Module, node: ast.AST, number: int, name: str) -> Parameter:
@@ -74,14 +87,17 @@ def _argv_parameter(program: Program, module: Module, node: ast.AST, number: int
 
 def _name_of_value(program: Program, module: Module, node: ast.AST) -> str:
     """Return the name that a value is given to: a variable, a key, an argument of a function; empty for none."""
-    inner = node
+    inner, index = node, 0
     for around in module.ancestors(node):
+        if isinstance(around, ast.Tuple):
+            index = around.elts.index(inner)  # type: ignore[arg-type]
         if isinstance(around, ast.Call) and program.name(module, around) not in _WRAPPERS:
             return _argument_name(program, module, around, inner)
         if isinstance(around, ast.keyword):
             return around.arg or ""
         if isinstance(around, ast.Assign | ast.AnnAssign | ast.NamedExpr):
-            return _target_name(around.targets[0] if isinstance(around, ast.Assign) else around.target)
+            target = around.targets[0] if isinstance(around, ast.Assign) else around.target
+            return _target_name(target.elts[index] if isinstance(target, ast.Tuple) else target)
         if isinstance(around, ast.Dict) and inner in around.values:
             key = around.keys[around.values.index(inner)]
             return str(program.value(module, key)) if key is not None else ""

@@ -46,6 +46,11 @@ class Module:
         """Return `file:line` of a node."""
         return f"{self.path}:{getattr(node, 'lineno', 1)}"
 
+    def scope(self, node: ast.AST) -> ast.AST:
+        """Return the function around a node, or the module."""
+        around = (one for one in self.ancestors(node) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+        return next(around, self.tree)
+
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around a node, the nearest first."""
         while (around := self.parents.get(id(node))) is not None:
@@ -195,6 +200,26 @@ class Program:
                     below += ast.iter_child_nodes(node)
                     pending += self._leads_to(module, node)
         return nodes
+
+    @cached_property
+    def _calls(self) -> dict[int, list[tuple[Module, ast.Call]]]:
+        calls: dict[int, list[tuple[Module, ast.Call]]] = {}
+        for module, node in self._reached:
+            if isinstance(node, ast.Call) and (found := self.find(module, node.func)) is not None:
+                calls.setdefault(id(found.node), []).append((module, node))
+        return calls
+
+    def given(self, function: ast.FunctionDef, name: str) -> Iterator[tuple[Module, ast.expr]]:
+        """Yield what the program's own calls of a function give to an argument of it."""
+        names = [one.arg for one in function.args.args]
+        if name not in names:
+            return
+        index = names.index(name)
+        for where, call in self._calls.get(id(function), []):
+            named = next((one.value for one in call.keywords if one.arg == name), None)
+            value = call.args[index] if index < len(call.args) else named
+            if value is not None:
+                yield where, value
 
     def _own_tops(self, module: Module, top: ast.AST) -> list[ast.AST]:
         """Return what runs of a definition or of a module: of another than the script only what an import runs."""

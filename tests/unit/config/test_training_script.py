@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from bexplore.config import starter
+from bexplore.errors import UserInputError
 
 MBS, OUT, ACC = "{micro_batch_size}", "{output_dir}", "{accumulation}"
 
@@ -62,7 +66,8 @@ STYLES = {
     ),
     "typer.run, Annotated": (
         "import typer\nfrom typing import Annotated\n"
-        "def main(batch_size: Annotated[int, typer.Option(help='n')], out: Annotated[str, typer.Argument()] = 'o'): ...\n"
+        "def main(batch_size: Annotated[int, typer.Option(help='n')], out: Annotated[str, typer.Argument()] = 'o'):\n"
+        "    pass\n"
         "typer.run(main)\n",
         f"{OUT} --batch-size {MBS}",
     ),
@@ -134,6 +139,10 @@ STYLES = {
         "import sys\nargs = sys.argv[1:]\nlr = float(args[0]) if len(args) > 0 else 0.1\nbs = int(args[1])\n",
         f"0.1 {MBS}",
     ),
+    "sys.argv, handed to a function": (
+        "from sys import argv\ndef main(words):\n    batch_size, out_dir = int(words[0]), words[1]\nmain(argv[1:])\n",
+        f"{MBS} {OUT}",
+    ),
     "nanoGPT's configurator": (
         "batch_size = 12\nout_dir = 'out'\ngradient_accumulation_steps = 5 * 8\nexec(open('configurator.py').read())\n",
         f"--batch_size={MBS} --out_dir={OUT}",
@@ -180,3 +189,212 @@ def test_a_script_is_called_as_its_style_has_it(tmp_path, style):
     path.write_text(STYLES[style][0])
 
     assert words_of(path) == STYLES[style][1]
+
+
+REFUSED = {
+    "values that only the user knows": (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('data')\n"
+        "p.add_argument('--task', choices=['a', 'b'], required=True)\np.add_argument('--batch-size', required=True)\n",
+        "needs values that only you know: data, --task (a, b)",
+        "bexplore init -- python train.py DATA --task TASK --batch-size {micro_batch_size}",
+    ),
+    "several commands that train": (
+        "import fire\ndef train_a(batch_size=1): ...\ndef train_b(batch_size=1): ...\nfire.Fire()\n",
+        "several commands with a micro-batch size: train_a, train_b",
+        "bexplore init -- python train.py train_b --batch_size={micro_batch_size}",
+    ),
+    "words without a name": (
+        "import sys\nrun(int(sys.argv[1]), sys.argv[2])\n",
+        "takes words by their place",
+        "bexplore init -- python train.py ARG1 ARG2",
+    ),
+    "a file of settings": (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--config', default='base.yaml')\n"
+        "p.add_argument('--name', required=True)\np.add_argument('--out-dir')\n",
+        "--config names a file that may hold it",
+        "bexplore explore base.yaml -- python train.py --config {config} --name NAME --out-dir {output_dir}",
+    ),
+    "no option of that name": (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\n",
+        "no option of train.py is a micro-batch size: it takes --lr",
+        "bexplore init --run-help train.py",
+    ),
+    "a class's default": (
+        "from dataclasses import dataclass\n@dataclass\nclass C:\n    batch_size: int = 16  # samples\n",
+        "train.py:4: batch_size=16 is fixed",
+        '\n    batch_size: int = int(os.environ.get("MICRO_BATCH_SIZE", 16))  # samples\n',
+    ),
+    "a dictionary, beside an option for the output": (
+        "import argparse, os\np = argparse.ArgumentParser()\np.add_argument('--save-dir')\n"
+        "C = {'val_batch_size': 1, 'batch_size': 16}\n",
+        "train.py:4: batch_size=16 is fixed",
+        "bexplore explore --env MICRO_BATCH_SIZE={micro_batch_size} -- python train.py --save-dir {output_dir}",
+    ),
+    "the loader of the training, by its place": (
+        "from torch.utils.data import DataLoader\nval_loader = DataLoader(a, batch_size=4)\n"
+        "B = 8\nloader = DataLoader(a, B)\n",
+        "train.py:3: batch_size=8 is fixed",
+        'B = int(os.environ.get("MICRO_BATCH_SIZE", 8))',
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_an_error_has_the_complete_line_to_type_or_to_write(tmp_path, monkeypatch, why):
+    script, message, hint = REFUSED[why]
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(script)
+
+    with pytest.raises(UserInputError) as raised:
+        starter.from_script(Path("train.py"))
+
+    assert message in raised.value.message
+    assert hint in raised.value.hint
+
+
+def test_a_variable_of_the_environment_is_written_into_the_file(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import os\nb = os.environ['BATCH_SIZE']\no = os.getenv('RUN_DIR', 'x')\nd = os.environ['DATA_X']\n"
+    )
+
+    made = starter.from_script(path)
+
+    assert '  env:\n    BATCH_SIZE: "{micro_batch_size}"\n    RUN_DIR: "{output_dir}"\n' in made.text
+    assert "DATA_X is to be set in the environment, as for a training" in made.notes
+
+
+def test_options_of_other_modules_are_read_where_the_script_uses_them(tmp_path):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "__init__.py").write_text("from .options import parse\n")
+    (tmp_path / "tools" / "options.py").write_text(
+        "import argparse\ndef parse():\n    p = argparse.ArgumentParser()\n    p.add_argument('--bs', type=int)\n"
+        "def other():\n    p = argparse.ArgumentParser()\n    p.add_argument('--weights', required=True)\n"
+        "if __name__ == '__main__':\n    q = argparse.ArgumentParser()\n    q.add_argument('file')\n"
+    )
+    (tmp_path / "train.py").write_text("from tools import parse\nparse()\n")
+
+    assert words_of(tmp_path / "train.py") == f"--bs {MBS}"
+
+
+def test_a_script_that_imports_from_its_package_starts_as_a_module(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").touch()
+    (tmp_path / "own" / "train.py").write_text("from . import model\nimport os\nos.environ['BATCH_SIZE']\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert "command: python -m own.train\n" in starter.from_script(Path("own/train.py")).text
+
+
+def test_hydra_without_a_list_of_defaults_is_read_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("data: {batch_size: 4}\n")
+    Path("train.py").write_text("import hydra\n@hydra.main(config_path='.', config_name='c')\ndef main(c): ...\n")
+
+    assert words_of(Path("train.py")) == f"data.batch_size={MBS} hydra.run.dir={OUT}"
+
+
+def test_a_typed_command_gets_what_it_leaves_out_in_its_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(STYLES["argparse, the command that trains"][0])
+
+    text = starter.from_command(["torchrun", "train.py", "train", "--lr", "1"]).text
+
+    assert f"torchrun train.py --out {OUT} train --lr 1 --batch-size {MBS}\n" in text
+    with pytest.raises(UserInputError) as raised:
+        starter.from_command(["python", "train.py"])
+    assert f"bexplore init -- python train.py --out {OUT} train --batch-size {MBS}" in raised.value.hint
+
+
+HELPS = {
+    "argparse": (
+        "usage: train.py [-h] --name NAME [--batch-size\n                BATCH_SIZE] [--out OUT] data\n\n"
+        "options:\n  -h, --help  show this\n  -b N, --batch-size N\n  --name NAME  a name\n  --out OUT\n",
+        f"DATA --batch-size {MBS} --name NAME --out {OUT}",
+    ),
+    "click": (
+        "Usage: train.py [OPTIONS] DATA\n\nOptions:\n  --steps INTEGER       [required]\n"
+        "  -b, --batch INTEGER   samples  [default: 4]\n  --help                Show this message and exit.\n",
+        f"DATA --steps STEPS --batch {MBS}",
+    ),
+    "typer with rich": (
+        " Usage: train.py [OPTIONS]\n\n╭─ Options ─────╮\n│ *  --bs          INTEGER  [required] │\n"
+        "│    --output-dir  TEXT     [default: out] │\n╰──────╯\n",
+        f"--bs {MBS} --output-dir {OUT}",
+    ),
+    "absl": (
+        "\nUSAGE: train.py [flags]\nflags:\n\ntrain.py:\n"
+        "  --batch_size: samples\n    (default: '16')\n    (an integer)\n",
+        f"--batch_size {MBS}",
+    ),
+    "fire": (
+        "NAME\n    train.py\n\nSYNOPSIS\n    train.py <flags>\n\nFLAGS\n    -b, --batch_size=BATCH_SIZE\n"
+        "        Default: 16\n    -o, --out_dir=OUT_DIR\n        Default: 'out'\n",
+        f"--batch_size {MBS} --out_dir {OUT}",
+    ),
+}
+
+
+@pytest.mark.parametrize("style", HELPS)
+def test_a_help_text_is_read_as_its_library_writes_it(style):
+    text, words = HELPS[style]
+    try:
+        command = starter.from_help(["python", "train.py"], text).text
+    except UserInputError as error:
+        command = error.hint
+
+    assert f"python train.py {words}\n" in f"{command}\n"
+
+
+def test_a_help_text_with_commands_asks_for_one_of_them():
+    text = "usage: train.py [-h] {train,eval} ...\n\npositional arguments:\n  {train,eval}\n"
+
+    with pytest.raises(UserInputError, match="has commands: train, eval") as raised:
+        starter.from_help(["python", "train.py"], text)
+
+    assert "bexplore init --run-help -- python train.py train" in raised.value.hint
+    assert (
+        "train.py train --bs"
+        in starter.from_help(
+            ["python", "train.py", "train"], "usage: train.py train [-h] [--bs BS]\n\noptions:\n  --bs BS\n"
+        ).text
+    )
+
+
+def write_notebook(path: Path, *cells: tuple[str, list[str]]) -> Path:
+    code = [{"cell_type": "code", "metadata": {"tags": tags}, "source": source} for source, tags in cells]
+    path.write_text(json.dumps({"nbformat": 4, "cells": [{"cell_type": "markdown", "source": "# title"}, *code]}))
+    return path
+
+
+def test_a_notebook_becomes_a_command_of_papermill(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write_notebook(Path("a.ipynb"), ("%pip list\nbatch_size = 32\nout_dir = 'o'", ["parameters"]), ("x", []))
+
+    made = starter.from_script(path)
+
+    assert f"papermill a.ipynb {OUT}/a.ipynb -p batch_size {MBS} -p out_dir {OUT}\n" in made.text
+    assert made.target == Path("a.explore.yaml")
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (("batch_size = 32", []), 'write "tags": ["parameters"] into the metadata of cell 2'),
+        (("bs = 4\nloader = DataLoader(a, bs)", ["parameters"]), "leave bs = 4 alone in the cell"),
+        (("DataLoader(a, batch_size=4)", []), "in a cell of its own with the tag parameters"),
+    ],
+)
+def test_a_notebook_that_takes_no_size_says_which_cell_to_change(tmp_path, cell, text):
+    with pytest.raises(UserInputError) as raised:
+        starter.from_script(write_notebook(tmp_path / "a.ipynb", cell))
+
+    assert text in raised.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cells": 1}', '{"cells": [{"cell_type": "code"}]}', "\xff"])
+def test_what_is_no_notebook_is_one_error(tmp_path, text):
+    path = tmp_path / "a.ipynb"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserInputError):
+        starter.from_script(path)
