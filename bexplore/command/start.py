@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bexplore.config.command import Command
+from bexplore.config.command import Command, CommandFile
+from bexplore.errors import UserInputError
 from bexplore.host import process_tree
 from bexplore.host.process_tree import PROBE_MARK, ProcessTree, find_ancestors, list_pids, read_file
 from bexplore.host.secret_values import hidden, hide_in_file
@@ -83,7 +84,7 @@ class ProbeFolder:
         (inject / "place").write_text(process_tree.read_namespace())
         _compile(inject)
         if command.file is not None:
-            (self.path / command.file.name).write_text(command.file.copy(values))
+            self._write_copy(command.file, values)
         _, env = command.filled(values)
         log = env.get(LOG_VARIABLE, os.environ.get(LOG_VARIABLE))
         told = {**settings, "reports": str(self.reports), "log": str(Path(log).absolute()) if log else None}
@@ -96,6 +97,23 @@ class ProbeFolder:
         # For hosts to which a launcher carries PYTHONPATH alone.
         (inject / "environment").write_text("".join(f"{name}={value}\n" for name, value in trackers.items()))
         return trackers | env | {"PYTHONPATH": path}
+
+    def _write_copy(self, file: CommandFile, values: Mapping[str, str]) -> None:
+        place = file.place_copy(self.path)
+        for old in file.find_old_copies():
+            old.unlink(missing_ok=True)
+        if file.beside is not None:
+            (self.path / process_tree.COPY).write_text(str(place))  # by which the reaper finds it, too
+        try:
+            place.unlink(missing_ok=True)
+            place.touch(0o600, exist_ok=False)  # it may hold what the user's file keeps from others
+            place.write_text(file.copy(values))
+        except OSError as error:
+            raise UserInputError(
+                f"{file.name} names other files from its own folder, and its copies cannot lie there: "
+                f"{error.strerror}: {place.parent}",
+                hint="let bexplore write there, or name those files by absolute paths",
+            ) from None
 
     def beat(self) -> None:
         """Tell the ranks that the explorer lives: they leave where the file stays as it is."""
@@ -131,6 +149,7 @@ class ProbeFolder:
 
     def clean(self) -> None:
         """Remove what the training wrote, its copy of the file and the observer; reports and log stay, masked."""
+        process_tree.remove_copy(str(self.path))
         shutil.rmtree(self.path / "output", ignore_errors=True)
         shutil.rmtree(self.path / "observer", ignore_errors=True)
         for path in self.path.iterdir() if self.path.is_dir() else ():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,6 +13,7 @@ from pathlib import Path, PurePath
 
 from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.writer import Scalar, with_value
+from bexplore.host.process_tree import list_pids
 from bexplore.host.secret_values import MASK, hidden_words
 
 PLACEHOLDERS = ("micro_batch_size", "accumulation", "global_batch_size", "replicas", "output_dir", "config")
@@ -40,6 +44,7 @@ class CommandFile:
     text: str  # without the section of bexplore
     keys: tuple[FileKey, ...] = ()  # whose values change from start to start
     probing: Mapping[KeyPath, Scalar] = field(default_factory=dict)  # what changes the size by itself is off
+    beside: Path | None = None  # folder in which copies must lie, as the file names others from there; None for any
 
     @property
     def names(self) -> set[str]:
@@ -49,6 +54,27 @@ class CommandFile:
     def paths(self, name: str) -> list[KeyPath]:
         """Return the paths of the keys of one placeholder."""
         return [key.path for key in self.keys if key.name == name]
+
+    def place_copy(self, folder: Path) -> Path:
+        """Return where the copy of a start lies: in its folder, or under a hidden name beside the user's file.
+
+        The name has the process that made it, by which a copy that a killed explorer left behind is known.
+        """
+        if self.beside is None:
+            return folder / self.name
+        stem, suffix = Path(self.name).stem, Path(self.name).suffix
+        start = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+        return self.beside / f".{stem}.bexplore-{os.getpid()}-{start}{suffix}"
+
+    def find_old_copies(self) -> list[Path]:
+        """Return the copies beside the user's file whose explorers are gone."""
+        if self.beside is None:
+            return []
+        name = Path(self.name)
+        copies = self.beside.glob(f".{glob.escape(name.stem)}.bexplore-*{glob.escape(name.suffix)}")
+        pids = {path: path.name.removeprefix(f".{name.stem}.bexplore-").partition("-")[0] for path in copies}
+        alive = {str(pid) for pid in list_pids()} if pids else set()
+        return [path for path, pid in pids.items() if pid not in alive]
 
     def copy(self, values: Mapping[str, str]) -> str:
         """Return the text with its values and placeholders filled in; every other character is kept."""
@@ -134,7 +160,7 @@ class Command:
         values = {name: str(number) for name, number in numbers.items()}
         if folder is not None:
             values["output_dir"] = str(folder / "output")
-            values["config"] = str(folder / self.file.name) if self.file else ""
+            values["config"] = str(self.file.place_copy(folder)) if self.file else ""
         return values
 
 

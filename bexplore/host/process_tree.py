@@ -33,6 +33,7 @@ from pathlib import Path
 # Variables that mark processes: the folder of the start of a command, and `<explorer's mark>-<number of the worker>`.
 PROBE_MARK, WORKER_MARK = "BEXPLORE_PROBE", "BEXPLORE_WORKER"
 OBSERVER, OUTPUT = "observer", "output"  # folders of a start that go with it
+COPY = "copy"  # file of such a folder: where the copy of the user's file lies, if beside that
 LIFE = "life"  # file beside the observer: empty while the explorer lives
 # Seconds that launchers get to end by themselves once their ranks have ended, then by SIGTERM, and that all get to end
 # by SIGKILL. Source: chosen; a launcher ends within a second or two of its ranks.
@@ -434,8 +435,17 @@ def _tell_other_hosts(folder: str) -> None:
 
 def _remove(folder: str) -> None:
     """Remove what the training wrote and what the observer was loaded from, as at the end of any start."""
+    remove_copy(folder)
     for name in (OBSERVER, OUTPUT):
         shutil.rmtree(Path(folder, name), ignore_errors=True)
+
+
+def remove_copy(folder: str) -> None:
+    """Remove the copy of the user's file that a start has beside it, where there is one."""
+    try:
+        Path(Path(folder, COPY).read_text()).unlink()
+    except OSError:
+        pass  # there is none
 
 
 def watch_host(folder: str) -> None:

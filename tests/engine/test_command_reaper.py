@@ -97,9 +97,15 @@ def test_nothing_of_a_command_outlives_its_killed_explorer(killed_explorer, tmp_
     written, after = tmp_path / "pid", tmp_path / "after"
     sleep = shlex.quote(f"echo $$ > {written}.part; mv {written}.part {written}; exec sleep 600")
 
+    copy = tmp_path / ".job.bexplore-1-2.yaml"  # that the start has beside the user's file
+    copy.touch()
+    (tmp_path / "probes" / "000_size_4").mkdir(parents=True)
+    (tmp_path / "probes" / "000_size_4" / process_tree.COPY).write_text(str(copy))
+
     folder = killed_explorer(WAYS_OUT[way].format(sleep=sleep, after=f"> {after}"), after=f"../../{written.name}")
 
     wait_until_gone(folder, int(written.read_text()))
+    assert not copy.exists()
     assert not after.exists()  # none of it ran on
     assert not (folder / "output").exists() and not (folder / "observer").exists()
     assert sum(process_tree.ORPHANED_LIMITS_S) < 5.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,11 @@ from bexplore.job import CompileSettings, Job
 # Keys of a file, and options, that hold the accumulation. Sources: `TrainingArguments` of transformers; Lightning's
 # `Trainer`.
 _ACCUMULATION_KEYS = ("gradient_accumulation_steps", "accumulate_grad_batches")
+# Keys with which a file names those that it extends. Sources: fvcore and mmengine (`_base_`), Hydra (`defaults`), and
+# the loaders of LitGPT, PaddleDetection and OpenPCDet.
+_LINKS = ("_base_", "_base_config_", "base_config", "includes", "include", "extends", "defaults", "inherit_from")
+_CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
+_LONGEST_NAME = 4096  # characters of a path on Linux: PATH_MAX
 # An option, an override of Hydra or a variable of that name, without its leading signs.
 _ACCUMULATION_WORD = re.compile(
     rf"(?:[\w.]+\.)?(?:{'|'.join(_ACCUMULATION_KEYS)})(?:=(?P<value>.*))?", re.DOTALL | re.IGNORECASE
@@ -237,7 +243,29 @@ def _make_file(problems: Problems, text: str, own: FamilyFile | None, fixed_accu
         keys = [key for key in keys if key.name != "accumulation"]
     probing = {} if own is None else dict(_find_probing(own))
     name = document.path.name
-    return CommandFile(name=name, text=without_section(text, "explore", source=name), keys=tuple(keys), probing=probing)
+    return CommandFile(
+        name=name,
+        text=without_section(text, "explore", source=name),
+        keys=tuple(keys),
+        probing=probing,
+        beside=document.path.resolve().parent if _names_files_beside(document) else None,
+    )
+
+
+def _names_files_beside(document: Document) -> bool:
+    """Return whether the program that reads the file finds others from where it lies."""
+    folder = document.path.parent
+    for path, value in _find_leaves(document.values):
+        is_link = any(str(key).lower() in _LINKS for key in path)
+        if not isinstance(value, str) or Path(value).is_absolute() or not value:
+            continue
+        if value.startswith("!include") or (is_link and path[0] != "explore"):
+            return True
+        # Many programs look for such a file from the folder that they run in: then any place of the copy will do.
+        is_name = value.endswith(_CONFIGURATIONS) and "\n" not in value and len(value) < _LONGEST_NAME
+        if is_name and (folder / value).is_file() and os.access(folder, os.W_OK):
+            return True
+    return False
 
 
 def _check_place_of_word(problems: Problems, sizes: list[KeyPath], own: FamilyFile | None) -> None:
