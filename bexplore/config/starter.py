@@ -140,15 +140,17 @@ def _with_batch_of_a_step(text: str, own: FamilyFile, path: Path) -> str:
     return text + (section.replace("\n", "\r\n") if "\r\n" in text else section)
 
 
-def _from_tree(path: Path) -> Starter:
+def _from_tree(path: Path, script: Path | None = None) -> Starter:
     leaves = read_leaves(path)
     size, accumulation = _find_leaf(leaves, "micro_batch_size"), _find_leaf(leaves, "accumulation")
     if size is None:
         raise UserInputError(
             f"{path}: no value of its tree is a micro-batch size",
-            hint="bexplore init -- python train.py KEY=16 'hydra.run.dir={output_dir}'",
+            hint=f"bexplore init -- python {script or 'train.py'} KEY=16 'hydra.run.dir={{output_dir}}'",
         )
-    script, chosen = _find_hydra_script(path)
+    chosen: list[str] = []
+    if script is None:
+        script, chosen = _find_hydra_script(path)
     words = ["python", str(script or "train.py"), *chosen, f"{size.override}={{micro_batch_size}}"]
     notes = [f"{path} is of Hydra, by defaults", f"{size.override}: {size.value} -> explore ({size.where})"]
     samples = size.value
@@ -318,7 +320,7 @@ def from_script(path: Path) -> Starter:
         )
     tree = _hydra_configuration(path)
     if tree is not None:
-        return _from_tree(tree)
+        return _from_tree(tree, script=path)
     program = Program(path)
     start = start_words(program)
     unset = [f"{name} is to be set in the environment, as for a training" for name in unset_variables(program)]

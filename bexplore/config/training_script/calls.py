@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from itertools import chain as chained
 from pathlib import Path
@@ -36,17 +37,19 @@ _READERS = (
 _MOST_SHOWN = 5  # calls or options in a message
 # Options that name a file of settings, as in torchtune, nanotron, litgpt, detectron2, OpenNMT and speechbrain.
 _CONFIGURATIONS = ("config", "configfile", "configpath", "cfg", "conf", "hparams", "hparamsfile", "yaml", "yamlpath")
+# Variables that torchrun, srun and mpirun set for each rank.
+_OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|SLURM_|OMPI_|PMI_|PMIX_|TORCHELASTIC_")
 _PLACEHOLDER = "{micro_batch_size}"
 
 
 def start_words(program: Program) -> list[str]:
-    """Return the words that start a script: as a module where it imports from its own package."""
-    script, top = program.script, program.script.resolve().parent
-    if any(dotted.startswith(".") for dotted, _ in program.main.imports.values()):
-        while (top / "__init__.py").is_file():
-            top = top.parent
-        if top == Path().resolve():
-            return ["python", "-m", ".".join(script.resolve().relative_to(top).with_suffix("").parts)]
+    """Return the words that start a script: as a module where its imports need the current folder."""
+    script, here = program.script, Path().resolve()
+    path = script.resolve()
+    if path.is_relative_to(here) and path.parent != here and program.needs_current_folder():
+        words = path.relative_to(here).with_suffix("").parts
+        if all(word.isidentifier() for word in words):
+            return ["python", "-m", ".".join(words)]
     return ["python", str(script)]
 
 
@@ -155,6 +158,11 @@ def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Seq
     fixed = find_fixed_size(program)
     if fixed is None or not fixed.is_in_script:
         _refuse_with_configuration(path, start, interfaces)
+    if declared.makes_options(program):
+        raise UserInputError(
+            f"{path} makes options while it runs, so that its text does not name them{_listed(interfaces)}",
+            hint=f"let it be asked, which runs {shown} --help once: bexplore init --run-help {path}",
+        )
     if fixed is not None:
         raise UserInputError(
             f"{fixed.where}: {fixed.name}={fixed.size} is fixed in the script",
@@ -221,9 +229,8 @@ def _further_way(program: Program) -> str:
 def unset_variables(program: Program) -> list[str]:
     """Return the variables that a program needs and that are not set here; a launcher sets those of ranks."""
     needed = [one.name for one in places.read_variables(program) if one.is_required]
-    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
     return [
         name
         for name in needed
-        if name not in os.environ and name not in ranks and all(rank(name, one) is None for one in NAMES)
+        if name not in os.environ and not _OF_LAUNCHERS.match(name) and all(rank(name, one) is None for one in NAMES)
     ]

@@ -41,11 +41,13 @@ class _Parser:
     parameters: list[Parameter] = field(default_factory=list)
     commands: list[_Parser] = field(default_factory=list)
     parents: list[_Parser] = field(default_factory=list)
-    is_parent: bool = False
 
     def interface(self) -> Interface:
-        own = [*(one for parent in self.parents for one in parent.parameters), *self.parameters]
-        return Interface("argparse", own, {command.word: command.interface() for command in self.commands})
+        commands = {command.word: command.interface() for command in self.commands}
+        return Interface("argparse", self.own_parameters(), commands)
+
+    def own_parameters(self) -> list[Parameter]:
+        return [*(one for parent in self.parents for one in parent.own_parameters()), *self.parameters]
 
 
 class _Argparse:
@@ -53,7 +55,9 @@ class _Argparse:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.root = _Parser()
+        self.loose = _Parser()  # what is added to a parser that is not found
+        self.roots = [self.loose]
+        self.inherited: set[int] = set()
         self.made: dict[int, _Parser] = {}
         self.nodes = [*program.walk()]
         self.assigned: dict[tuple[int, str], list[tuple[int, ast.expr]]] = defaultdict(list)
@@ -67,7 +71,10 @@ class _Argparse:
                 self._take(module, node)
 
     def interface(self) -> Interface:
-        return self.root.interface()
+        """Return what the parsers take together that no other has as its parent: several read one command line."""
+        roots = [one for one in self.roots if id(one) not in self.inherited]
+        whole = _Parser(parents=roots, commands=[command for one in roots for command in one.commands])
+        return whole.interface()
 
     def _take(self, module: Module, call: ast.Call) -> None:
         if getattr(call.func, "attr", "") == "add_parser":
@@ -75,7 +82,7 @@ class _Argparse:
         elif getattr(call.func, "attr", "") in ("add_argument", "add"):
             parameter = self._parameter(module, call)
             if parameter is not None:
-                for parser in self._parsers(module, call.func.value) or [self.root]:  # type: ignore[attr-defined]
+                for parser in self._parsers(module, call.func.value) or [self.loose]:  # type: ignore[attr-defined]
                     parser.parameters.append(parameter)
 
     def _parameter(self, module: Module, call: ast.Call) -> Parameter | None:
@@ -137,26 +144,19 @@ class _Argparse:
     def _make(self, module: Module, call: ast.Call, owner: _Parser | None, depth: int) -> _Parser:
         if id(call) in self.made:
             return self.made[id(call)]
-        parser = self.made[id(call)] = self.root if owner is None else _Parser()
+        parser = self.made[id(call)] = _Parser()
         parents = keyword(call, "parents")
-        if isinstance(parents, ast.List | ast.Tuple):
-            for one in parents.elts:
-                self._inherit(module, parser, one, depth)
-        if owner is not None:
-            words = texts(self.program, module, call.args[:1])
-            parser.word = words[0] if words else ""
-            owner.commands += [parser] if words else []
-        elif keyword(call, "add_help") is not None and self._is_parent(module, call):
-            parser = self.made[id(call)] = _Parser()
+        for one in parents.elts if isinstance(parents, ast.List | ast.Tuple) else []:
+            above = [parent for parent in self._parsers(module, one, depth + 1) if parent is not parser]
+            parser.parents += above
+            self.inherited.update(map(id, above))
+        words = texts(self.program, module, call.args[:1])
+        if owner is None:
+            self.roots.append(parser)
+        elif words:
+            parser.word = words[0]
+            owner.commands.append(parser)
         return parser
-
-    def _inherit(self, module: Module, parser: _Parser, expr: ast.expr, depth: int) -> None:
-        parser.parents += [one for one in self._parsers(module, expr, depth + 1) if one is not parser]
-
-    def _is_parent(self, module: Module, call: ast.Call) -> bool:
-        """Return whether a parser without help of its own is there to be handed to others as their parent."""
-        handed = (keyword(node, "parents") for _, node in self.nodes if isinstance(node, ast.Call))
-        return self.program.value(module, keyword(call, "add_help")) is False and any(one is not None for one in handed)
 
 
 def read_argparse(program: Program) -> Iterator[Interface]:
@@ -164,6 +164,13 @@ def read_argparse(program: Program) -> Iterator[Interface]:
     found = _Argparse(program).interface()
     if found.parameters or found.commands:
         yield found
+
+
+def makes_options(program: Program) -> bool:
+    """Return whether a program adds options whose names its text does not have."""
+    calls = [(module, node) for module, node in program.walk() if isinstance(node, ast.Call) and node.args]
+    added = [(module, node) for module, node in calls if getattr(node.func, "attr", "") == "add_argument"]
+    return any(not texts(program, module, node.args) for module, node in added)
 
 
 # click
@@ -284,6 +291,9 @@ def _click_choices(program: Program, module: Module, expr: ast.expr | None) -> t
 
 # absl
 
+# Flags without a value, with several, and those of ml_collections: their file is Python.
+_NO_FLAGS = ("DEFINE_bool", "DEFINE_boolean", "DEFINE_multi_enum", "DEFINE_config_file", "DEFINE_config_dict")
+
 
 def read_absl(program: Program) -> Iterator[Interface]:
     """Yield the flags that `DEFINE_integer` and its like define."""
@@ -293,7 +303,7 @@ def read_absl(program: Program) -> Iterator[Interface]:
         if not isinstance(node, ast.Call):
             continue
         last = program.name(module, node).split(".")[-1]
-        if last.startswith("DEFINE_") and last not in ("DEFINE_bool", "DEFINE_boolean", "DEFINE_multi_enum"):
+        if last.startswith("DEFINE_") and last not in _NO_FLAGS:
             found = _absl_flag(program, module, node)
             parameters.update({found.name: found} if found is not None else {})
         elif last in ("mark_flag_as_required", "mark_flags_as_required"):

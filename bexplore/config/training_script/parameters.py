@@ -13,7 +13,15 @@ from typing import Any
 NAMES = {
     "micro_batch_size": (
         *("microbatchsize", "perdevicetrainbatchsize", "trainmicrobatchsizepergpu", "pergputrainbatchsize"),
-        *("devicebatchsize", "perdevicebatchsize", "batchsizeperdevice", "batchsizepergpu", "pergpubatchsize"),
+        *(
+            "batchgpu",
+            "batchpergpu",
+            "devicebatchsize",
+            "perdevicebatchsize",
+            "batchsizeperdevice",
+            "batchsizepergpu",
+            "pergpubatchsize",
+        ),
         *("localbatchsize", "samplespergpu", "trainbatchsize", "batchsizetrain", "batchsize", "minibatchsize"),
         *("mbs", "microbatch", "trainbs", "bsz", "bs", "trainbatch", "batch", "b"),
     ),

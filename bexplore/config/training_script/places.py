@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from bexplore.config.training_script.declared import keyword, scalar, texts
@@ -135,7 +136,16 @@ def read_variables(program: Program) -> list[Parameter]:
         variable = _variable(program, module, node)
         if variable is not None:
             found.setdefault(variable.name, variable)
-    return list(found.values())
+    tested = {name for module, node in program.walk() for name in _tested_variables(program, module, node)}
+    return [replace(one, is_required=one.is_required and name not in tested) for name, one in found.items()]
+
+
+def _tested_variables(program: Program, module: Module, node: ast.AST) -> list[str]:
+    """Return the variables that a program reads only where they are there: `if "RANK" in os.environ`."""
+    if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.In | ast.NotIn):
+        return []
+    is_tested = program.name(module, node.comparators[0]) == "os.environ"
+    return texts(program, module, [node.left]) if is_tested else []
 
 
 def _variable(program: Program, module: Module, node: ast.AST) -> Parameter | None:

@@ -149,6 +149,16 @@ class Program:
 
     # Files
 
+    def needs_current_folder(self) -> bool:
+        """Return whether a start needs the current folder for the script's imports, and not that of the script."""
+        dotted = [name for name, _ in self.main.imports.values()]
+        if any(name.startswith(".") for name in dotted):
+            return True
+        firsts = {name.split(".")[0] for name in dotted}
+        folder = self.script.parent
+        beside = [one for one in firsts if (folder / one).is_dir() or (folder / f"{one}.py").is_file()]
+        return not beside and any(Path(f"{one}.py").is_file() or any(Path(one).glob("*.py")) for one in firsts)
+
     def _open(self, module: Module, dotted: str) -> Module | None:
         key = (module.path.parent, dotted)
         if key not in self._opened:

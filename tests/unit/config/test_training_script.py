@@ -219,6 +219,12 @@ REFUSED = {
         "no option of train.py is a micro-batch size: it takes --lr",
         "bexplore init --run-help train.py",
     ),
+    "options that are made while it runs": (
+        "import argparse\np = argparse.ArgumentParser()\nbatch_size = 4\n"
+        "for name in dir(p):\n    p.add_argument('--' + name)\n",
+        "train.py makes options while it runs",
+        "bexplore init --run-help train.py",
+    ),
     "a class's default": (
         "from dataclasses import dataclass\n@dataclass\nclass C:\n    batch_size: int = 16  # samples\n",
         "train.py:4: batch_size=16 is fixed",
@@ -262,6 +268,37 @@ def test_a_variable_of_the_environment_is_written_into_the_file(tmp_path):
 
     assert '  env:\n    BATCH_SIZE: "{micro_batch_size}"\n    RUN_DIR: "{output_dir}"\n' in made.text
     assert "DATA_X is to be set in the environment, as for a training" in made.notes
+
+
+def test_a_variable_that_is_read_only_where_it_is_set_is_not_asked_for(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import os, sys\nbatch_size = sys.argv[1]\nos.environ['RANK'], os.environ['SLURM_PROCID']\n"
+        "if 'OWN' in os.environ:\n    own = os.environ['OWN']\n"
+    )
+
+    assert not [note for note in starter.from_script(path).notes if "environment" in note]
+
+
+def test_a_parser_without_help_is_the_program_s_own_unless_it_is_a_parent(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import argparse\nfrom pathlib import Path\nPath('o').mkdir(parents=True)\n"
+        "def own():\n    p = argparse.ArgumentParser(add_help=False)\n    p.add_argument('--bs')\n    return p\n"
+        "argparse.ArgumentParser(parents=[own()]).add_argument('--output-dir')\n"
+    )
+
+    assert words_of(path) == f"--bs {MBS} --output-dir {OUT}"
+
+
+def test_a_script_that_needs_the_current_folder_starts_as_a_module(tmp_path, monkeypatch):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "model.py").touch()
+    (tmp_path / "scripts" / "train.py").write_text("import own\nimport sys\nbatch_size = sys.argv[1]\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert f"command: python -m scripts.train {MBS}\n" in starter.from_script(Path("scripts/train.py")).text
 
 
 def test_options_of_other_modules_are_read_where_the_script_uses_them(tmp_path):
