@@ -37,7 +37,7 @@ def with_value(text: str, path: KeyPath, value: Scalar, *, beside: KeyPath = (),
     before, positions, _ = read_yaml(text, source)
     place = positions.get(path)
     if place is not None and place.span is not None:
-        changed = _replaced(text, place, value)
+        changed = _replaced(text, place, value, is_block=isinstance(_value_at(before, path), dict | list))
     else:
         changed = _grown(text, _depth_present(before, path), positions, path, value, beside)
     _check(before, changed, path, value, source)
@@ -175,14 +175,20 @@ def _start_of_line(text: str, index: int) -> int:
     return max(text.rfind("\n", 0, index), text.rfind("\r", 0, index)) + 1
 
 
-def _replaced(text: str, place: Position, value: Scalar) -> str:
+def _value_at(values: Any, path: KeyPath) -> Any:
+    for key in path:
+        values = values[key]
+    return values
+
+
+def _replaced(text: str, place: Position, value: Scalar, *, is_block: bool) -> str:
     """Replace a value on its key's own line alone, and a block below its key with its lines."""
     assert place.span is not None  # the caller has checked
     start, end = place.span
     anchor = _ANCHOR.match(text, start, end)
     start = anchor.end() if anchor else start
     end_of_line = _REST_OF_LINE.match(text, end)
-    if place.key_span is not None and anchor is None and end_of_line is not None:
+    if is_block and place.key_span is not None and anchor is None and end_of_line is not None:
         header = text[place.key_span[1] : start]
         line = LINE_BREAK.search(header)
         is_whole = LINE_BREAK.match(text, end_of_line.end()) or end_of_line.end() == len(text)
