@@ -19,13 +19,7 @@ PASSES_ALONE = 3
 
 
 class AllRanksRunner(EngineRunner):
-    """Runs probes on all ranks of a job, each size after one rank has shown alone that it runs.
-
-    Args:
-        settings: With a launcher.
-        workers: Of one process, in the launcher's environment, which are started already; None for new ones.
-        limits: How long each stage may be silent; learns from every probe.
-    """
+    """Runs probes on all ranks of a job, each size after one rank has shown alone that it runs."""
 
     def __init__(
         self,

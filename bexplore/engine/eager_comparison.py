@@ -28,54 +28,29 @@ class EagerVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerComparison:
-    """Eager against compiled at one size.
+    """Eager against compiled at one size."""
 
-    Attributes:
-        verdict: Faster by more than the tolerance, slower, or the same within it, each by the whole interval; None
-            where eager did not run.
-        over_compiled: Samples/s of eager passes over those of compiled ones; None as above.
-        low: Lower end of its 95 % interval; None as above.
-        high: Upper end; None as above.
-        num_pairs: Pairs of timings, one compiled and one eager.
-        compiled_timed_s: Seconds of all compiled passes that were timed.
-        eager_timed_s: Seconds of all eager ones.
-        samples_per_s: Of eager passes; None as above.
-        peak_memory_bytes: Of an eager step; None where it was not read.
-        problem: Why eager did not run; empty where it did.
-    """
-
-    verdict: EagerVerdict | None = None
-    over_compiled: float | None = None
-    low: float | None = None
-    high: float | None = None
-    num_pairs: int = 0
-    compiled_timed_s: float = 0.0
-    eager_timed_s: float = 0.0
-    samples_per_s: float | None = None
-    peak_memory_bytes: int | None = None
-    problem: str = ""
+    verdict: EagerVerdict | None = None  # None where eager did not run, like the next three and `samples_per_s`
+    over_compiled: float | None = None  # samples/s of eager passes over those of compiled ones
+    low: float | None = None  # end of its 95 % interval
+    high: float | None = None  # the other end
+    num_pairs: int = 0  # pairs of timings, one compiled and one eager
+    compiled_timed_s: float = 0.0  # seconds of all compiled passes that were timed
+    eager_timed_s: float = 0.0  # seconds of all eager ones
+    samples_per_s: float | None = None  # of eager passes
+    peak_memory_bytes: int | None = None  # of an eager step; None where it was not read
+    problem: str = ""  # why eager did not run; empty where it did
 
 
 def are_enough(compiled_s: Sequence[float], eager_s: Sequence[float], *, tolerance: float, is_spent: bool) -> bool:
-    """Return whether more pairs would change nothing, or cost more than they may; the fewest are always run.
-
-    Args:
-        compiled_s: Seconds of a pass in each compiled timing.
-        eager_s: The same of the eager timing beside it.
-        tolerance: A share of speed that counts as none; an interval that is no wider is narrow enough.
-        is_spent: Whether the time that was meant for them is over.
-    """
+    """Return whether more pairs would change nothing, or cost more than they may; the fewest are always run."""
     if len(compiled_s) < MIN_PAIRS:
         return False
     return is_spent or paired_ratio(compiled_s, eager_s).is_narrow(tolerance)
 
 
 def judge(answer: Mapping[str, Any], *, micro_batch_size: int, tolerance: float) -> EagerComparison:
-    """Judge a worker's times.
-
-    Args:
-        answer: `problem`, or `compiled_timings`, `eager_timings` and `eager_peak_memory_bytes`.
-    """
+    """Judge a worker's times."""
     if answer.get("problem"):
         return EagerComparison(problem=str(answer["problem"]))
     compiled, eager = np.array(answer["compiled_timings"]), np.array(answer["eager_timings"])  # (num_pairs, 2) each

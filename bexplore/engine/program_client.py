@@ -43,15 +43,7 @@ def ask_once(
     environment: Mapping[str, str] | None = None,
     on_progress: Progress = lambda report: None,
 ) -> Answer:
-    """Send one request to a worker of its own.
-
-    Args:
-        log_path: Receives what the worker and the user's code print.
-        environment: Variables of the worker beside this process's own.
-
-    Raises:
-        EngineError: A disk is full.
-    """
+    """Send one request to a worker of its own."""
     worker = WorkerProcess(log_path, environment=environment)
     try:
         answer = worker.ask(request, limits=limits, on_progress=on_progress)
@@ -65,10 +57,7 @@ def ask_once(
 def check_build(job: Job, log_path: Path, *, environment: Mapping[str, str] | None = None) -> None:
     """Build a job on fake tensors of the CPU, in a process that leaves every device alone.
 
-    Raises:
-        UserInputError: The job itself is wrong.
-        UserProgramError: The user's own code fails while it is built, for a job on the CPU; elsewhere it may need the
-            device.
+    A fault of the user's own code is raised for a job on the CPU alone: elsewhere the code may need the device.
     """
     scaled = job.precision is Precision.AUTOCAST_FLOAT16
     on_cpu = dataclasses.replace(job, device="cpu", precision=Precision.AUTOCAST_BFLOAT16 if scaled else job.precision)
@@ -93,17 +82,7 @@ def recall_or_trace(
 ) -> CostModel | str:
     """Return the job's trace of an earlier run if nothing has changed since, else a new one, kept for later runs.
 
-    Args:
-        run_dir: Receives the worker's log.
-        gpu: The device of a CUDA job, present or absent; None for a job on the CPU.
-        environment: Variables of the worker beside this process's own.
-
-    Returns:
-        The trace; the reason in one line where there can be none.
-
-    Raises:
-        UserInputError: The job itself is wrong.
-        UserProgramError: The user's own code fails while it is built.
+    Where there can be none, return the reason in one line. `gpu` is the device of a CUDA job, present or absent.
     """
     known = None if fresh else cache.recall(job, gpu=gpu)
     return known or _trace(job, run_dir, on_progress, gpu=gpu, keeps=True, environment=environment)
@@ -165,20 +144,10 @@ def metrics_in_worker(
     device: str,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[ProgramMetrics, dict[str, Any]]:
-    """Take the exact facts of a job's program; what the program's own faults hide is among their `problems`.
+    """Return the exact facts of a job's program, and those of `device_info`.
 
-    Args:
-        job: On the device that its program is to be traced for.
-        log_path: Receives what the worker and the user's code print.
-        device: The device, or `auto`, whose device info is wanted too.
-        environment: Variables of the worker beside this process's own.
-
-    Returns:
-        The facts, and those of `device_info`; the latter empty where the program failed in an unforeseen way.
-
-    Raises:
-        UserInputError: The job itself is wrong.
-        EngineError: The worker could not answer.
+    What the program's own faults hide is among its `problems`; the facts of the device are empty where the program
+    failed in an unforeseen way.
     """
     answer = ask_once(
         TakeMetrics(job=job, device=device),

@@ -59,37 +59,26 @@ LOADER_LIMIT_S = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSettings:
-    """What a runner is built from.
+    """What a runner is built from."""
 
-    Attributes:
-        job: What to run, on its device.
-        run_dir: Worker logs go under `workers/` here.
-        budget_bytes: Memory budget of the job; None for no limit.
-        device_info: What a worker's torch reported of the device; empty where unknown.
-        free_memory_bytes: Free on the device before any worker of this runner; None to wait for no memory.
-        largest_measured: The largest size that is known to run, samples; 0 for none.
-        pass_budget_s: Seconds of timed passes after which a probe stops, once it has the fewest that it needs.
-        environment: Variables of the worker beside this process's own.
-        keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
-        replica_batch_size: Samples of one replica in a step; None where that is not known.
-        largest_size: Samples of the largest size that may fit; None where that is not known.
-        launcher: Starts all ranks of a distributed job; None for one rank of it, or for a job of one device.
-        worker_key: That ranks must have which the user starts; None for a new one.
-    """
-
-    job: Job
-    run_dir: Path
-    budget_bytes: int | None = None
+    job: Job  # on its device
+    run_dir: Path  # worker logs go under `workers/` here
+    budget_bytes: int | None = None  # memory budget of the job; None for no limit
+    # What a worker's torch reported of the device; empty where unknown.
     device_info: Mapping[str, Any] = field(default_factory=dict)
+    # Free on the device before any worker of this runner; None to wait for no memory.
     free_memory_bytes: int | None = None
-    largest_measured: int = 0
+    largest_measured: int = 0  # the largest size that is known to run, samples; 0 for none
+    # Seconds of timed passes after which a probe stops, once it has the fewest that it needs.
     pass_budget_s: float = 4.0
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables of the worker beside this process's own
+    # Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
     keeps_artifacts: bool = False
-    replica_batch_size: int | None = None
-    largest_size: int | None = None
+    replica_batch_size: int | None = None  # samples of one replica in a step; None where that is not known
+    largest_size: int | None = None  # samples of the largest size that may fit; None where that is not known
+    # Starts all ranks of a distributed job; None for one rank of it, or for a job of one device.
     launcher: Launcher | None = None
-    worker_key: str | None = None
+    worker_key: str | None = None  # that ranks must have which the user starts; None for a new one
 
     @property
     def lock_names(self) -> list[str]:
@@ -144,16 +133,9 @@ def begin(workers: Workers, settings: RunnerSettings, probe: Probe) -> None:
 
 
 class EngineRunner:
-    """Runs probes on real hardware.
+    """Runs probes on real hardware, in workers that are started already or in new ones.
 
-    Args:
-        workers: Processes that are started already, such as the one that reported of the device; None for new ones.
-        limits: How long each stage may be silent; learns from every probe.
-
-    Attributes:
-        settings: As given.
-        limits: As given.
-        largest_measured: The largest size that is known to run; 0 for none.
+    The limits of silence learn from every probe.
     """
 
     def __init__(
@@ -186,9 +168,6 @@ class EngineRunner:
     def __call__(self, probe: Probe) -> Observation:
         """Compile and run one size; every failure of the job is an observation.
 
-        Raises:
-            UserInputError: The job cannot be built from what the configuration says.
-
         A shared program that does not compile with one kind of symbolic batch dimension is tried with the next.
         """
         ahead, self._ahead = self._ahead, None
@@ -202,9 +181,6 @@ class EngineRunner:
         """Compile for a probe ahead of it, while something else keeps times from being taken.
 
         The next probe is charged with what this takes. If this fails, that is the answer to the same question.
-
-        Raises:
-            UserInputError: The job cannot be built from what the configuration says.
         """
         self._workers.keep_begun_only_if(self._request(Prepare, probe))  # what was begun may be another probe
         self._workers.ensure()
@@ -244,8 +220,7 @@ class EngineRunner:
     def time_loader(self, micro_batch_size: int) -> dict[str, Any]:
         """Time the user's own loader in a worker of its own, where it may hang or die and take nothing along.
 
-        Returns:
-            The fields of `LoaderSpeed` and `problem`: why there are none of them, empty where there are.
+        Return the fields of `LoaderSpeed` and `problem`: why there are none of them, empty where there are.
         """
         self.close()
         request = TimeLoader(job=self.job, micro_batch_size=micro_batch_size)
@@ -259,8 +234,7 @@ class EngineRunner:
     def compare_eager(self, *, micro_batch_size: int, tolerance: float) -> dict[str, Any] | None:
         """Time compiled and eager passes interleaved, in the worker that has just run the size as the user compiles it.
 
-        Returns:
-            The fields of `Session.compare_eager`, or `problem`; None where that worker is no longer there.
+        Return the fields of `Session.compare_eager`, or `problem`; None where that worker is no longer there.
         """
         worker = self._workers.current
         if worker is None or (worker.compilation, worker.micro_batch_size) != (Compilation.EXACT, micro_batch_size):
@@ -274,11 +248,7 @@ class EngineRunner:
         return answer.values if isinstance(answer, Done) else {"problem": answer.reason}
 
     def profile(self, *, micro_batch_size: int, trace_path: Path) -> Profile:
-        """Profile steps of the size that ran last, in its worker.
-
-        Raises:
-            EngineError: The steps failed under the profiler, or the trace could not be written.
-        """
+        """Profile steps of the size that ran last, in its worker."""
         request = ProfileSteps(micro_batch_size=micro_batch_size, trace_path=str(trace_path))
         answer = self._ask(request, limit_s=STEP_LIMIT_S)
         if not isinstance(answer, Done):
@@ -299,21 +269,13 @@ class EngineRunner:
             self._workers.current.process.await_preloaded()
 
     def time_passes(self, *, micro_batch_size: int, num_passes: int, round_number: int | None = None) -> dict[str, Any]:
-        """Time passes of a size that this runner has just measured, in its live worker; see `Session.time_passes`.
-
-        Raises:
-            EngineError: The worker is gone, or the step failed.
-        """
+        """Time passes of a size that this runner has just measured, in its live worker; see `Session.time_passes`."""
         request = TimePasses(micro_batch_size=micro_batch_size, num_passes=num_passes, round_number=round_number)
         with self._device_lock():
             return self._values(request)
 
     def loaded_from(self, folder: Path) -> list[str]:
-        """Return the files under a folder from which the worker has imported modules.
-
-        Raises:
-            EngineError: The worker is gone.
-        """
+        """Return the files under a folder from which the worker has imported modules."""
         return list(self._values(ListLoaded(folder=str(folder)))["files"])
 
     def _values(self, request: Request) -> dict[str, Any]:

@@ -18,10 +18,6 @@ class VariantsRunner:
 
     On a CPU the workers of other variants wait beside the one at work as long as the host has the memory that its probe
     needs; those that ran longest ago end first. Two workers do not share an accelerator's memory.
-
-    Args:
-        runners: By variant; each with workers and a run directory of its own.
-        settings: By variant, the values that make it, which its observations carry.
     """
 
     def __init__(self, runners: Sequence[EngineRunner], settings: Sequence[Mapping[str, Any]]) -> None:
@@ -30,11 +26,7 @@ class VariantsRunner:
         self._by_last_use = list(range(len(self._runners)))
 
     def __call__(self, probe: Probe) -> Observation:
-        """Run one size of one variant.
-
-        Raises:
-            UserInputError: The job cannot be built from what the configuration says.
-        """
+        """Run one size of one variant."""
         runner = self.of(probe.variant)
         self._make_room(probe)
         observation = runner(_as_the_variant_runs(probe, runner))

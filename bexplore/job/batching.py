@@ -33,34 +33,21 @@ class Divisibility(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBatchSize:
-    """A global batch size that is valid with a micro-batch size.
+    """A global batch size that is valid with a micro-batch size."""
 
-    Attributes:
-        global_batch_size: Samples of one optimizer step over all replicas.
-        accumulation_steps: Micro-batches of one replica in one optimizer step.
-        num_tokens: Tokens of one optimizer step; None where the sequence length is unknown.
-    """
-
-    global_batch_size: int
-    accumulation_steps: int
-    num_tokens: int | None = None
+    global_batch_size: int  # samples of one optimizer step over all replicas
+    accumulation_steps: int  # micro-batches of one replica in one optimizer step
+    num_tokens: int | None = None  # tokens of one optimizer step; None where the sequence length is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """The micro-batches of one replica in one optimizer step.
+    """The micro-batches of one replica in one optimizer step."""
 
-    Attributes:
-        micro_batch_size: Samples of each micro-batch but, with the even rule, perhaps the last.
-        accumulation_steps: Micro-batches in one optimizer step.
-        replica_batch_size: Samples of one replica in one optimizer step.
-        last_micro_batch_size: Samples of the last micro-batch; where they are fewer, weight the loss by samples.
-    """
-
-    micro_batch_size: int
-    accumulation_steps: int
-    replica_batch_size: int
-    last_micro_batch_size: int
+    micro_batch_size: int  # samples of each micro-batch but, with the even rule, perhaps the last
+    accumulation_steps: int  # micro-batches in one optimizer step
+    replica_batch_size: int  # samples of one replica in one optimizer step
+    last_micro_batch_size: int  # samples of the last micro-batch; where they are fewer, weight the loss by samples
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -94,11 +81,7 @@ def is_even_split(replica_batch_size: int, micro_batch_size: int) -> bool:
 
 
 def divide_among_replicas(global_batch_size: int, num_replicas: int, rule: Divisibility = Divisibility.STRICT) -> int:
-    """Return the samples of one replica in a step: the exact share (strict) or the largest one (even).
-
-    Raises:
-        UserInputError: Fewer samples than replicas, or, with the strict rule, not a multiple of the replicas.
-    """
+    """Return the samples of one replica in a step: the exact share (strict) or the largest one (even)."""
     _require_positive(global_batch_size, "batch_size")
     _require_positive(num_replicas, "num_replicas")
     if global_batch_size < num_replicas:
@@ -121,9 +104,6 @@ def split(
     """Cut a global batch into micro-batches, or raise an error with the nearest numbers that fit.
 
     With the even rule a size that is not allowed moves to the nearest one that is: 168 of 337 becomes 169 in 2 parts.
-
-    Raises:
-        UserInputError: The three numbers do not fit together under the rule; the hint names the nearest that do.
     """
     _require_positive(micro_batch_size, "micro_batch_size")
     replica_batch_size = divide_among_replicas(global_batch_size, num_replicas, rule)

@@ -133,11 +133,7 @@ class Parallelism:
         return self.num_replicas > 1 and self.gradient_sync == "last"
 
     def with_ranks(self, num_ranks: int) -> Parallelism:
-        """Return the same on another number of ranks: the outermost data-parallel degree takes the difference.
-
-        Raises:
-            UserInputError: The other degrees do not divide it.
-        """
+        """Return the same on another number of ranks: the outermost data-parallel degree takes the difference."""
         inner = self.tensor_parallel_degree
         if not self.is_sharded:
             return dataclasses.replace(self, data_parallel_replicate_degree=_share(num_ranks, inner))
@@ -168,50 +164,32 @@ def _share(num_ranks: int, inner: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One replica's program in JSON values, which cross process borders and have a fingerprint.
+    """One replica's program in JSON values, which cross process borders and have a fingerprint."""
 
-    Attributes:
-        workload: A key of the builders in `bexplore.workloads`, such as `decoder`, `transformers`, `imported`.
-        model: Parameters of the builder (for `decoder`: sizes of the model).
-        data: Form of a batch (sequence length, vocabulary, image size, an import path ...).
-        mode: Train or eval.
-        optimizer: Name of a `torch.optim` class; ignored in evaluation.
-        optimizer_arguments: Its keyword arguments.
-        max_gradient_norm: Clip the global gradient norm to this before the update; None for no clipping.
-        precision: Number formats.
-        device: A torch device, such as `cpu`, `cuda` or `cuda:1`.
-        num_replicas: Data-parallel replicas.
-        parallelism: How ranks share the work; the default is one device, whatever the replicas.
-        sequence_length: Tokens a sample, of the longest one; None where samples are not sequences.
-        lengths: Distribution of the lengths of samples; None where all are as long.
-        compile: Arguments of torch.compile.
-        torch: Process-wide settings of torch.
-        seed: Seed of the initial weights and of the synthetic samples.
-        activation_checkpointing: As in `explore`, like the next two.
-        checkpointed_modules: Paths of the blocks that are recomputed.
-        activation_memory_budget: Share of the activations, 0 to 1, that the compiler keeps.
-        import_root: Folder put first on the import path of a worker (that of the configuration); None for none.
-    """
-
-    workload: str
+    workload: str  # a key of the builders in `bexplore.workloads`, such as `decoder`, `transformers`, `imported`
+    # Parameters of the builder (for `decoder`: sizes of the model).
     model: Mapping[str, Any] = field(default_factory=dict)
+    # Form of a batch (sequence length, vocabulary, image size, an import path ...).
     data: Mapping[str, Any] = field(default_factory=dict)
-    mode: Mode = Mode.TRAIN
-    optimizer: str = "AdamW"
+    mode: Mode = Mode.TRAIN  # train or eval
+    optimizer: str = "AdamW"  # name of a `torch.optim` class; ignored in evaluation
     optimizer_arguments: Mapping[str, Any] = field(default_factory=dict)
+    # Clip the global gradient norm to this before the update; None for no clipping.
     max_gradient_norm: float | None = None
     precision: Precision = Precision.FLOAT32
-    device: str = "cpu"
-    num_replicas: int = 1
+    device: str = "cpu"  # a torch device, such as `cpu`, `cuda` or `cuda:1`
+    num_replicas: int = 1  # data-parallel
+    # How ranks share the work; the default is one device, whatever the replicas.
     parallelism: Parallelism = field(default_factory=Parallelism)
-    sequence_length: int | None = None
-    lengths: Lengths | None = None
-    compile: CompileSettings = field(default_factory=CompileSettings)
-    torch: TorchSettings = field(default_factory=TorchSettings)
-    seed: int = 0
-    activation_checkpointing: str = "none"
-    checkpointed_modules: tuple[str, ...] = ()
-    activation_memory_budget: float = 1.0
+    sequence_length: int | None = None  # tokens a sample, of the longest one; None where samples are not sequences
+    lengths: Lengths | None = None  # distribution of the lengths of samples; None where all are as long
+    compile: CompileSettings = field(default_factory=CompileSettings)  # arguments of torch.compile
+    torch: TorchSettings = field(default_factory=TorchSettings)  # process-wide settings of torch
+    seed: int = 0  # seed of the initial weights and of the synthetic samples
+    activation_checkpointing: str = "none"  # as in `explore`, like the next two
+    checkpointed_modules: tuple[str, ...] = ()  # paths of the blocks that are recomputed
+    activation_memory_budget: float = 1.0  # share of the activations, 0 to 1, that the compiler keeps
+    # Folder put first on the import path of a worker (that of the configuration); None for none.
     import_root: str | None = None
 
     def as_record(self) -> dict[str, Any]:
@@ -251,9 +229,6 @@ class Job:
 
         The folder of the configuration is left out, and so is the name of the file of lengths: the same job in another
         checkout is the same job. So is one with another password: secrets are masked.
-
-        Args:
-            environment: Values beside the job that decide whether two measurements may be compared.
         """
         record = self.as_record() | {"import_root": None} | {"environment": environment}
         if self.lengths is not None:

@@ -50,40 +50,24 @@ class Collation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypicalBatch:
-    """One of the batches that stand for all of a size.
+    """One of the batches that stand for all of a size."""
 
-    Attributes:
-        length: Tokens of a row, padding included.
-        num_rows: Its rows: the micro-batch size, but for batches of a number of tokens.
-        share: Share of the batches of the size for which it stands, 0 to 1.
-    """
-
-    length: int
-    num_rows: int
-    share: float
+    length: int  # tokens of a row, padding included
+    num_rows: int  # its rows: the micro-batch size, but for batches of a number of tokens
+    share: float  # share of the batches of the size for which it stands, 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """A distribution of the lengths of samples, and how they become batches.
+    """A distribution of the lengths of samples, and how they become batches."""
 
-    Attributes:
-        values: Distinct lengths, ascending.
-        weights: Share of each, which add up to 1.
-        collation: How samples become a batch.
-        multiple_of: Rows are padded to a multiple of this.
-        buckets: Ascending upper bounds of buckets; for `buckets` alone.
-        argument: Name by which the user's own callables take the length of a batch.
-        source: Where the distribution is from, in words.
-    """
-
-    values: tuple[int, ...]
-    weights: tuple[float, ...]
-    collation: Collation = Collation.LONGEST
-    multiple_of: int = 1
-    buckets: tuple[int, ...] = ()
-    argument: str = "sequence_length"
-    source: str = field(default="", compare=False)
+    values: tuple[int, ...]  # distinct lengths, ascending
+    weights: tuple[float, ...]  # share of each, which add up to 1
+    collation: Collation = Collation.LONGEST  # how samples become a batch
+    multiple_of: int = 1  # rows are padded to a multiple of this
+    buckets: tuple[int, ...] = ()  # ascending upper bounds of buckets; for `buckets` alone
+    argument: str = "sequence_length"  # name by which the user's own callables take the length of a batch
+    source: str = field(default="", compare=False)  # where the distribution is from, in words
 
     @classmethod
     def from_samples(
@@ -142,9 +126,7 @@ class Lengths:
     def batch_lengths(self, micro_batch_size: int) -> Integers:
         """Return the length of each batch that the collation makes of the sequence of samples.
 
-        Args:
-            micro_batch_size: Samples of a batch; of packed samples its rows; where a batch has a number of tokens, the
-                longest samples in as many.
+        Of packed samples a batch has as many rows; where it has a number of tokens, the longest samples in as many.
         """
         return _batch_lengths(self, micro_batch_size)
 
@@ -165,12 +147,7 @@ class Lengths:
         return _typical_batches(self, micro_batch_size)
 
     def samples_of_batch(self, micro_batch_size: int, length: int) -> Integers:
-        """Return lengths of the samples of a batch of a length: the longest, and the quantiles of those that fit.
-
-        Args:
-            micro_batch_size: Samples of the batch.
-            length: Tokens of its rows.
-        """
+        """Return lengths of the samples of a batch of a length: the longest, and the quantiles of those that fit."""
         places = (np.arange(micro_batch_size) + 0.5) / micro_batch_size
         fit = np.asarray([value for value in self.values if value <= length] or [length])
         cumulative = np.cumsum(self.weights[: len(fit)])

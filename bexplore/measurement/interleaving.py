@@ -50,17 +50,12 @@ ROUND_SHRINKAGE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimate of one size from its timings.
+    """The estimate of one size from its timings."""
 
-    Attributes:
-        pass_time_s: Seconds of a pass at the machine's median speed in these rounds, which is common to their sizes.
-        log_se: Standard error of its logarithm, without common-mode drift; NaN below two timings that count.
-        num_timings: Timings that count; fractional where timings of other sizes in these rounds do not.
-    """
-
+    # Seconds of a pass at the machine's median speed in these rounds, which is common to their sizes.
     pass_time_s: float
-    log_se: float
-    num_timings: float
+    log_se: float  # standard error of its logarithm, without common-mode drift; NaN below two timings that count
+    num_timings: float  # timings that count; fractional where timings of other sizes in these rounds do not
 
     def log_throughput(self, micro_batch_size: int) -> float:
         """Return ln(samples/s) of a size with this pass time; NaN where nothing was timed."""
@@ -77,9 +72,6 @@ def estimate_interleaved(interleaved_times_s: Mapping[int, Sequence[float]]) -> 
     of data analysis", 1962). One disturbed round of four widens the quartiles and not the median absolute deviation, so
     the estimate is clipped by the latter. Few rounds may agree by chance, so its error is that of clipping by the
     former.
-
-    Args:
-        interleaved_times_s: By size, seconds of a pass in each round; every size has as many rounds.
     """
     logs = np.log(np.array([list(times_s) for times_s in interleaved_times_s.values()]))
     counts = ~find_disturbed(logs)
@@ -168,24 +160,16 @@ def passes_per_timing(pass_time_s: float) -> int:
 
 @dataclass(slots=True)
 class InterleavedTiming:
-    """The rounds of one probe, and the rule that stops them.
+    """The rounds of one probe, and the rule that stops them."""
 
-    Attributes:
-        size: The probe's own; the others ran before.
-        max_rounds: Upper bound; `DISTURBED_FACTOR` times as many where some are disturbed.
-        budget_s: Seconds of undisturbed timings that suffice, once the fewest rounds are there.
-        is_screening: Whether the probe only screens the size: it needs less precision, and a clearly worse size none.
-        tolerance: The indifference zone.
-        interleaved_times_s: By size, seconds of a pass in each round.
-        num_passes: By size, passes of a timing.
-    """
-
-    size: int
-    max_rounds: int
-    budget_s: float
+    size: int  # the probe's own; the others ran before
+    max_rounds: int  # upper bound; `DISTURBED_FACTOR` times as many where some are disturbed
+    budget_s: float  # seconds of undisturbed timings that suffice, once the fewest rounds are there
+    # Whether the probe only screens the size: it needs less precision, and a clearly worse size none.
     is_screening: bool
-    tolerance: float
-    num_passes: Mapping[int, int]
+    tolerance: float  # the indifference zone
+    num_passes: Mapping[int, int]  # by size, passes of a timing
+    # By size, seconds of a pass in each round.
     interleaved_times_s: dict[int, list[float]] = field(default_factory=dict)
 
     def add(self, interleaved_times_s: Mapping[int, float]) -> None:
@@ -194,12 +178,7 @@ class InterleavedTiming:
             self.interleaved_times_s.setdefault(size, []).append(seconds)
 
     def take(self, order: Sequence[int], time_size: Callable[[int], float]) -> None:
-        """Run rounds until they suffice, each in the reverse order of the last, so that a steady drift cancels.
-
-        Args:
-            order: The sizes, in the order of the first round.
-            time_size: Times a size; returns seconds of a pass.
-        """
+        """Run rounds until they suffice, each in the reverse order of the last, so that a steady drift cancels."""
         while not self.are_enough:
             self.add({size: time_size(size) for size in order})
             order = order[::-1]

@@ -68,35 +68,23 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One size to compile and run for real.
+    """One size to compile and run for real."""
 
-    Attributes:
-        number: Position in the exploration, from 0; the Optuna trial has the same number.
-        micro_batch_size: Samples of one replica in one forward and backward pass.
-        compilation: Which program to run.
-        purpose: Why the probe is made.
-        fresh_worker: Start a new process first, so that process-to-process noise is seen.
-        max_passes: Upper bound on undisturbed timings, each of a pass or of several short ones; a runner stops earlier
-            when the noise allows it.
-        predicted_peak_memory_bytes: Expected by the trace; None where unknown.
-        time_limit_s: The runner ends the probe as `timed_out` beyond it; None for no limit.
-        tolerance: The indifference zone, which bounds the precision of the timing.
-        interleaved_with: Sizes that ran before, to be timed interleaved with this one, so that common-mode drift
-            cancels; a runner without interleaved timing leaves them out.
-        variant: Which variant of the job: 0 is the file's own settings.
-    """
-
-    number: int
-    micro_batch_size: int
+    number: int  # position in the exploration, from 0; the Optuna trial has the same number
+    micro_batch_size: int  # samples of one replica in one forward and backward pass
     compilation: Compilation = Compilation.SHARED
     purpose: Purpose = Purpose.SEARCH
-    fresh_worker: bool = False
+    fresh_worker: bool = False  # start a new process first, so that process-to-process noise is seen
+    # Upper bound on undisturbed timings, each of a pass or of several short ones; a runner stops earlier when the noise
+    # allows it.
     max_passes: int = 10
-    predicted_peak_memory_bytes: int | None = None
-    time_limit_s: float | None = None
-    tolerance: float = INDIFFERENCE_ZONE
+    predicted_peak_memory_bytes: int | None = None  # expected by the trace; None where unknown
+    time_limit_s: float | None = None  # the runner ends the probe as `timed_out` beyond it; None for no limit
+    tolerance: float = INDIFFERENCE_ZONE  # the indifference zone, which bounds the precision of the timing
+    # Sizes that ran before, to be timed interleaved with this one, so that common-mode drift cancels; a runner without
+    # interleaved timing leaves them out.
     interleaved_with: tuple[int, ...] = ()
-    variant: int = 0
+    variant: int = 0  # which variant of the job: 0 is the file's own settings
 
     @property
     def alone(self) -> Probe:
@@ -116,70 +104,46 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The result of a probe. Raw times are kept; every statistic is derived from them.
-
-    Attributes:
-        probe: The probe that ran.
-        outcome: How it ended.
-        reason: Why, for people; empty for a measurement without remarks.
-        pass_times_s: Seconds of each timed forward and backward pass, in order, warm-up excluded; on an accelerator
-            each is the mean of passes that ran back to back, `num_back_to_back` in `details`.
-        update_times_s: Seconds of each timed optimizer update; empty in evaluation.
-        interleaved_times_s: By size, its own among them, seconds of a pass in each round (the median of a timing of
-            several passes); empty where the size was timed alone.
-        start_time_s: Seconds to start the worker and build the job; 0 where the worker was warm.
-        compile_time_s: Seconds of the first pass beyond a warm one; 0 where nothing was compiled.
-        elapsed_s: Seconds of the whole probe, start and compilation included.
-        started_at_s: Unix time of its start.
-        worker: Ordinal of the worker process within the exploration; None without a worker.
-        peak_memory_bytes: Peak of the live tensors, which a trace predicts; None if unknown.
-        resident_memory_bytes: Peak of the memory that holds the tensors, free pieces included: reserved by the caching
-            allocator (CUDA), resident memory of the process (CPU); None if unknown.
-        num_alloc_retries: Times that the caching allocator reached the limit, released its cache and tried again. From
-            one on, `resident_memory_bytes` is the limit and not the need of the size.
-        memory_budget_bytes: The budget in force; None for no limit.
-        ran_eagerly: Whether no compiled graph took part, whatever was asked for.
-        num_graphs: Graphs that this probe compiled; 0 where an earlier probe did; None if not compiled.
-        num_graph_breaks: Graph breaks; None if not compiled.
-        graph_break_reasons: A line per distinct break.
-        num_recompiles: Compilations of this probe beyond the first; None if not compiled.
-        max_samples: The largest micro-batch that the data of a replica fills; None if unknown.
-        loss: The loss of the last pass; None if unknown.
-        background_cpu_share: Share of the host's processors, 0 to 1, that other processes used; None if unknown.
-        scheduler_wait_fraction: Median share of a timed pass, 0 to 1, for which one of its threads was ready and had no
-            processor; None if unknown.
-        warnings: Reasons for caution with the numbers.
-        traceback_text: The user's own traceback of a crash.
-        details: Further values by name, JSON values only.
-    """
+    """The result of a probe. Raw times are kept; every statistic is derived from them."""
 
     probe: Probe
     outcome: Outcome
-    reason: str = ""
+    reason: str = ""  # why, for people; empty for a measurement without remarks
+    # Seconds of each timed forward and backward pass, in order, warm-up excluded; on an accelerator each is the mean of
+    # passes that ran back to back, `num_back_to_back` in `details`.
     pass_times_s: tuple[float, ...] = ()
-    update_times_s: tuple[float, ...] = ()
+    update_times_s: tuple[float, ...] = ()  # seconds of each timed optimizer update; empty in evaluation
+    # By size, its own among them, seconds of a pass in each round (the median of a timing of several passes); empty
+    # where the size was timed alone.
     interleaved_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    start_time_s: float = 0.0
-    compile_time_s: float = 0.0
-    elapsed_s: float = 0.0
-    started_at_s: float = 0.0
-    worker: int | None = None
-    peak_memory_bytes: int | None = None
+    start_time_s: float = 0.0  # seconds to start the worker and build the job; 0 where the worker was warm
+    compile_time_s: float = 0.0  # seconds of the first pass beyond a warm one; 0 where nothing was compiled
+    elapsed_s: float = 0.0  # seconds of the whole probe, start and compilation included
+    started_at_s: float = 0.0  # Unix time of its start
+    worker: int | None = None  # ordinal of the worker process within the exploration; None without a worker
+    peak_memory_bytes: int | None = None  # peak of the live tensors, which a trace predicts; None if unknown
+    # Peak of the memory that holds the tensors, free pieces included: reserved by the caching allocator (CUDA),
+    # resident memory of the process (CPU); None if unknown.
     resident_memory_bytes: int | None = None
+    # Times that the caching allocator reached the limit, released its cache and tried again. From one on,
+    # `resident_memory_bytes` is the limit and not the need of the size.
     num_alloc_retries: int = 0
-    memory_budget_bytes: int | None = None
-    ran_eagerly: bool = False
-    num_graphs: int | None = None
-    num_graph_breaks: int | None = None
-    graph_break_reasons: tuple[str, ...] = ()
-    num_recompiles: int | None = None
-    max_samples: int | None = None
-    loss: float | None = None
+    memory_budget_bytes: int | None = None  # the budget in force; None for no limit
+    ran_eagerly: bool = False  # whether no compiled graph took part, whatever was asked for
+    num_graphs: int | None = None  # graphs that this probe compiled; 0 where an earlier probe did; None if not compiled
+    num_graph_breaks: int | None = None  # graph breaks; None if not compiled
+    graph_break_reasons: tuple[str, ...] = ()  # a line per distinct break
+    num_recompiles: int | None = None  # compilations of this probe beyond the first; None if not compiled
+    max_samples: int | None = None  # the largest micro-batch that the data of a replica fills; None if unknown
+    loss: float | None = None  # the loss of the last pass; None if unknown
+    # Share of the host's processors, 0 to 1, that other processes used; None if unknown.
     background_cpu_share: float | None = None
+    # Median share of a timed pass, 0 to 1, for which one of its threads was ready and had no processor; None if
+    # unknown.
     scheduler_wait_fraction: float | None = None
-    warnings: tuple[str, ...] = ()
-    traceback_text: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()  # reasons for caution with the numbers
+    traceback_text: str = ""  # the user's own traceback of a crash
+    details: dict[str, Any] = field(default_factory=dict)  # further values by name, JSON values only
 
     def __post_init__(self) -> None:
         """Mask secrets in what the program itself said: all that is written or shown of a probe is made of this."""
@@ -263,11 +227,7 @@ class Observation:
         )
 
     def drop_times(self, pass_time_s: float) -> Observation:
-        """Return the observation of an emulated device: its memory, and nothing that its clock and its losses say.
-
-        Args:
-            pass_time_s: Seconds that stand for each pass.
-        """
+        """Return the observation of an emulated device: its memory, and nothing that its clock and its losses say."""
         if not self.is_measured:
             return dataclasses.replace(self, warnings=())
         return dataclasses.replace(
@@ -294,16 +254,11 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeComparison:
-    """Two sizes that were timed interleaved, over all probes that timed both.
-
-    Attributes:
-        micro_batch_size: The compared size.
-        reference: The size that it is compared with.
-        speed_over: Samples/s of the compared size over those of the reference; a pair is an interleaved round.
-    """
+    """Two sizes that were timed interleaved, over all probes that timed both."""
 
     micro_batch_size: int
-    reference: int
+    reference: int  # the size that it is compared with
+    # Samples/s of the compared size over those of the reference; a pair is an interleaved round.
     speed_over: PairedRatio
 
 

@@ -50,85 +50,53 @@ _ELEMENT_BYTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledCollective:
-    """Collectives of one kind and size in a step.
+    """Collectives of one kind and size in a step."""
 
-    Attributes:
-        name: `all_reduce`, `reduce_scatter` or `all_gather`: what the library ran.
-        num_bytes: Of the tensor that each of them was given.
-        num_calls: In the step.
-        is_part: Whether the bytes are those of one rank's part, and not of the whole tensor.
-        self_s: Seconds of the step that they were under way, waiting for other ranks included.
-    """
-
-    name: str
-    num_bytes: int
-    num_calls: int
-    is_part: bool
-    self_s: float
+    name: str  # `all_reduce`, `reduce_scatter` or `all_gather`: what the library ran
+    num_bytes: int  # of the tensor that each of them was given
+    num_calls: int  # in the step
+    is_part: bool  # whether the bytes are those of one rank's part, and not of the whole tensor
+    self_s: float  # seconds of the step that they were under way, waiting for other ranks included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledKernel:
-    """A kernel or an operator of the profiled steps.
-
-    Attributes:
-        name: Of it.
-        num_calls: In a step.
-        self_s: Seconds of a step that it takes itself, without what it calls.
-        share: Of the time of all of them, 0 to 1.
-    """
+    """A kernel or an operator of the profiled steps."""
 
     name: str
-    num_calls: float
-    self_s: float
-    share: float
+    num_calls: float  # in a step
+    self_s: float  # seconds of a step that it takes itself, without what it calls
+    share: float  # of the time of all of them, 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a profile shows. Times are those of the fastest step, seconds.
+    """What a profile shows. Times are those of the fastest step, seconds."""
 
-    Attributes:
-        micro_batch_size: Samples of a pass.
-        num_steps: Steps that were profiled.
-        passes_per_step: Passes of each of them.
-        regions_s: Seconds of each region on the host, by name; the backward half of a pass begins with its first
-            gradient, and holds the waiting for reduced ones.
-        top: Kernels on an accelerator, operators on a CPU, those that take longest first.
-        is_on_device: Whether they are kernels of an accelerator.
-        busy_share: Share of the step, 0 to 1, in which the accelerator computes or copies; None on a CPU.
-        num_kernels: Kernels of a step; None on a CPU.
-        median_kernel_s: Their median seconds; None likewise.
-        matrix_share: Share of the time of `top` and all others that multiplies matrices, convolves or attends.
-        collective_share: Share of the step in which the accelerator, or on a CPU the operators, do nothing but
-            communicate; None on a CPU without collectives.
-        copy_share: Share of the step in which it does nothing but copy from the host; None on a CPU.
-        peak_bytes: Most bytes that were allocated at a time; None if unknown.
-        trace_path: The Chrome trace.
-        memory_path: The memory snapshot (CUDA) or timeline (CPU); None for none.
-        operators: Operators by the time of the kernels that they launch; empty on a CPU, where `top` has them.
-        collectives: What the ranks exchanged in the step.
-        step_times_s: Seconds of each profiled step.
-    """
-
-    micro_batch_size: int
+    micro_batch_size: int  # samples of a pass
     num_steps: int
-    passes_per_step: int
+    passes_per_step: int  # passes of each of them
+    # Seconds of each region on the host, by name; the backward half of a pass begins with its first gradient, and holds
+    # the waiting for reduced ones.
     regions_s: Mapping[str, float]
-    top: tuple[ProfiledKernel, ...]
-    is_on_device: bool
-    busy_share: float | None
-    num_kernels: float | None
-    median_kernel_s: float | None
+    top: tuple[ProfiledKernel, ...]  # kernels on an accelerator, operators on a CPU, those that take longest first
+    is_on_device: bool  # whether they are kernels of an accelerator
+    busy_share: float | None  # share of the step, 0 to 1, in which the accelerator computes or copies; None on a CPU
+    num_kernels: float | None  # kernels of a step; None on a CPU
+    median_kernel_s: float | None  # their median seconds; None likewise
+    # Share of the time of `top` and all others that multiplies matrices, convolves or attends.
     matrix_share: float | None
+    # Share of the step in which the accelerator, or on a CPU the operators, do nothing but communicate; None on a CPU
+    # without collectives.
     collective_share: float | None
-    copy_share: float | None
-    peak_bytes: int | None
-    trace_path: str
-    memory_path: str | None
+    copy_share: float | None  # share of the step in which it does nothing but copy from the host; None on a CPU
+    peak_bytes: int | None  # most bytes that were allocated at a time; None if unknown
+    trace_path: str  # the Chrome trace
+    memory_path: str | None  # the memory snapshot (CUDA) or timeline (CPU); None for none
+    # Operators by the time of the kernels that they launch; empty on a CPU, where `top` has them.
     operators: tuple[ProfiledKernel, ...] = ()
-    collectives: tuple[ProfiledCollective, ...] = ()
-    step_times_s: tuple[float, ...] = ()
+    collectives: tuple[ProfiledCollective, ...] = ()  # what the ranks exchanged in the step
+    step_times_s: tuple[float, ...] = ()  # seconds of each profiled step
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:

@@ -33,18 +33,11 @@ TIMING_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PairedRatio:
-    """The ratio of two times that were taken in pairs, and its 95 % interval.
+    """The ratio of two times that were taken in pairs, and its 95 % interval."""
 
-    Attributes:
-        value: The geometric mean of the pairs' ratios.
-        low: Lower end of the interval; 0 of a single pair.
-        high: Upper end of the interval; infinite of a single pair.
-        num_pairs: How many pairs.
-    """
-
-    value: float
-    low: float
-    high: float
+    value: float  # the geometric mean of the pairs' ratios
+    low: float  # lower end of the interval; 0 of a single pair
+    high: float  # upper end of the interval; infinite of a single pair
     num_pairs: int
 
     def is_within(self, tolerance: float) -> bool:
@@ -76,10 +69,6 @@ def paired_ratio(times_s: Sequence[float], other_times_s: Sequence[float]) -> Pa
 
     Source: Student's interval of the mean of the logarithms (Box, Hunter and Hunter, "Statistics for Experimenters",
     chapter 3, paired comparisons). No value is dropped or clipped: a disturbed pair widens the interval.
-
-    Args:
-        times_s: Seconds; at least one.
-        other_times_s: As many.
     """
     logs = np.log(times_s) - np.log(other_times_s)
     count, center = len(logs), float(np.mean(logs))

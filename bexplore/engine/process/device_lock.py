@@ -20,15 +20,10 @@ from bexplore.host.locks import NO_LOCKS, open_lock, runtime_folder, try_lock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockHolder:
-    """Who measures on a device, as the lock's file names it.
+    """Who measures on a device, as the lock's file names it."""
 
-    Attributes:
-        folder: Where its results and logs go.
-        since: When it began (ISO 8601, UTC).
-        pid: Its process.
-    """
-
-    folder: str
+    folder: str  # where its results and logs go
+    # When it began (ISO 8601, UTC).
     since: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     pid: int = field(default_factory=os.getpid)
 
@@ -40,13 +35,7 @@ class LockHolder:
 def device_locks(
     names: Sequence[str], *, holder: LockHolder, waiting: Callable[[LockHolder | None], None]
 ) -> Iterator[None]:
-    """Keep other explorers of this host off several devices; locked in one order, so that none waits in a circle.
-
-    Args:
-        names: Of the devices: see `lock_names`.
-        holder: Written into the locks' files.
-        waiting: As in `device_lock`.
-    """
+    """Keep other explorers of this host off several devices; locked in one order, so that none waits in a circle."""
     with ExitStack() as stack:
         for name in sorted(set(names)):
             stack.enter_context(device_lock(name, holder=holder, waiting=waiting))
@@ -57,10 +46,7 @@ def device_locks(
 def device_lock(name: str, *, holder: LockHolder, waiting: Callable[[LockHolder | None], None]) -> Iterator[None]:
     """Keep a second explorer of this host off the device while one measures.
 
-    Args:
-        name: Of the device: see `lock_names`.
-        holder: Written into the lock's file.
-        waiting: Called once if another explorer holds the lock, with who that is; None where its file is empty.
+    `waiting` is called once if another explorer holds the lock, with who that is; with None where its file is empty.
     """
     path = _lock_path(name)
     with _open_lock(path) as handle:
@@ -86,11 +72,6 @@ def lock_names(device: str, device_info: Mapping[str, Any], *, num_ranks: int = 
     """Return the names by which all explorers of this host lock devices.
 
     The UUID where a device has one, of a MIG instance its own: torch's index depends on CUDA_VISIBLE_DEVICES.
-
-    Args:
-        device: The job's.
-        device_info: torch's description of it.
-        num_ranks: Ranks of the job, each on a device of its own as far as there are some here.
     """
     if num_ranks > 1 and device_info.get("uuids"):
         return [str(uuid) for uuid in device_info["uuids"][:num_ranks]]

@@ -17,19 +17,12 @@ THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """How the ranks of a job are started.
+    """How the ranks of a job are started."""
 
-    Attributes:
-        kind: `torchrun`, `srun`, `ray`, `external`, or a command with `{worker}` and perhaps `{num_ranks}`.
-        num_ranks: Ranks to start.
-        host: Address of this host at which ranks call; loopback where all are on this host.
-        port: Port at which they call; 0 for any.
-    """
-
-    kind: str
+    kind: str  # `torchrun`, `srun`, `ray`, `external`, or a command with `{worker}` and perhaps `{num_ranks}`
     num_ranks: int
-    host: str = LOOPBACK
-    port: int = 0
+    host: str = LOOPBACK  # at which ranks call; loopback where all are on this host
+    port: int = 0  # 0 for any
 
     @property
     def environment(self) -> dict[str, str]:
@@ -50,10 +43,6 @@ class Launcher:
         """Return the words that start all ranks, each of which calls an address.
 
         Source: `torchrun --help`; srun(1); the parts of Ray in `ray_launcher`.
-
-        Args:
-            address: `HOST:PORT` of the explorer.
-            preload: Modules that a rank imports at once.
         """
         worker = [sys.executable, "-P", "-m", "bexplore.engine.worker", "--connect", address, *preload]
         count = str(self.num_ranks)

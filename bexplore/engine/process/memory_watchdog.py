@@ -29,11 +29,7 @@ SLACK_BYTES = 32 * 2**20
 
 
 class MemoryWatchdog:
-    """Watches one worker and its descendants.
-
-    Args:
-        limit_bytes: Resident memory of all of them together beyond which they must end; None for no limit.
-    """
+    """Watches one worker and its descendants."""
 
     def __init__(self, pid: int, limit_bytes: int | None) -> None:
         self._pid = pid

@@ -28,21 +28,13 @@ IDLE_BYTES = 2**29
 
 @dataclass(slots=True)
 class Worker:
-    """A worker process, or all ranks of a job, and what it is good for.
+    """A worker process, or all ranks of a job, and what it is good for."""
 
-    Attributes:
-        process: The process, or the group of ranks.
-        number: Ordinal among the runner's workers; its log has the same.
-        compilation: Program that it has compiled; None for none.
-        micro_batch_size: Size that it ran last; None for none.
-        has_headroom: Whether a refusal in it would show that a larger size does not fit.
-    """
-
-    process: WorkerProcess | RankGroup
-    number: int
-    compilation: Compilation | None = None
-    micro_batch_size: int | None = None
-    has_headroom: bool = True
+    process: WorkerProcess | RankGroup  # or the group of ranks
+    number: int  # among the runner's workers; its log has the same
+    compilation: Compilation | None = None  # the program that it has compiled; None for none
+    micro_batch_size: int | None = None  # size that it ran last; None for none
+    has_headroom: bool = True  # whether a refusal in it would show that a larger size does not fit
 
     def ran(self, probe: Probe, answer: Done | Failed) -> None:
         """Note the program and the size of a probe that this worker has answered."""
@@ -52,14 +44,7 @@ class Worker:
 
 
 class Workers:
-    """Starts workers, and ends each of them.
-
-    Args:
-        run_dir: Worker logs go under `workers/` here.
-        environment: Variables of a worker beside this process's own.
-        launcher: Starts all ranks of a job as one worker; None for workers of one process.
-        key: That ranks must have; None for a new one.
-    """
+    """Starts workers, and ends each of them."""
 
     def __init__(
         self,
@@ -122,13 +107,7 @@ class Workers:
             self.current, self._parked = self._parked, None
 
     def ask(self, request: Request, *, limits: Limits, on_progress: Progress = lambda report: None) -> Done | Failed:
-        """Send a request to the worker at work; the worker is ended where no later request may run in it.
-
-        Raises:
-            UserInputError: The job itself is wrong.
-            UserProgramError: The user's own code fails while it is built.
-            EngineError: The device cannot be used, or a disk is full.
-        """
+        """Send a request to the worker at work; the worker is ended where no later request may run in it."""
         answer = self.ensure().process.ask(request, limits=limits, on_progress=on_progress)
         if isinstance(answer, Refused):
             self.end_current()
@@ -140,12 +119,7 @@ class Workers:
         return answer
 
     def device_info(self, device: str, *, on_progress: Progress = lambda message: None) -> dict[str, Any]:
-        """Return what the worker's torch reports of a device; starts the worker.
-
-        Raises:
-            UserInputError: torch does not know the device, or sees none of that name.
-            EngineError: The worker cannot be started, or the device cannot be used.
-        """
+        """Return what the worker's torch reports of a device; starts the worker."""
         limits = Limits(stage_s=FIRST_LIMITS_S["import"])
         answer = self.ask(DeviceInfo(device=device), limits=limits, on_progress=on_progress)
         if isinstance(answer, Failed):
@@ -225,11 +199,7 @@ def must_replace(
 ) -> bool:
     """Return whether a worker must not run a probe: it is good for more of the same program only.
 
-    Args:
-        shared_mode: The kind of shared program that the search uses.
-        largest_measured: The largest size that is known to run, samples; 0 for none.
-        uses_cuda_graphs: Whether the job's passes are recorded into CUDA graphs: those of an earlier size stay, and
-            hold memory that the allocator cannot give back.
+    CUDA graphs of an earlier size stay, and hold memory that the allocator cannot give back.
     """
     if worker.compilation is None:
         return False
@@ -246,11 +216,7 @@ def must_replace(
 
 
 def is_worth_keeping(worker: Worker, probe: Probe, *, shared_mode: SharedMode, on_cpu: bool) -> bool:
-    """Return whether a later probe may need a worker's program; two workers do not share an accelerator's memory.
-
-    Args:
-        shared_mode: The kind of shared program that the search uses.
-    """
+    """Return whether a later probe may need a worker's program; two workers do not share an accelerator's memory."""
     has_shared_program = worker.compilation is Compilation.SHARED and shared_mode is not SharedMode.STATIC
     return has_shared_program and not probe.compilation.is_for_search and on_cpu and worker.process.is_alive
 
@@ -259,9 +225,6 @@ def may_go_on(answer: Done | Failed, refused: Observation, *, largest_measured: 
     """Return whether a worker is as good as before a size that it has refused.
 
     Not where a larger size ran: then it is the process, not the size, that lacks the memory.
-
-    Args:
-        largest_measured: The largest size that is known to run, samples; 0 for none.
     """
     if refused.outcome is not Outcome.OUT_OF_MEMORY:
         return False

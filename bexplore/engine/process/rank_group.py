@@ -55,15 +55,7 @@ LAUNCHER_END_S = 5.0
 
 
 class RankGroup:
-    """All ranks of a job; takes requests as a single worker does.
-
-    Args:
-        launcher: Starts them.
-        listener: At which they call.
-        log_path: Receives what the launcher and the ranks print.
-        environment: Variables added to this process's own.
-        preload: Modules that ranks import at once.
-    """
+    """All ranks of a job; takes requests as a single worker does."""
 
     def __init__(
         self,
@@ -124,8 +116,7 @@ class RankGroup:
     ) -> Answer:
         """Send a request to all ranks and wait for all answers, or for the first bad one.
 
-        Returns:
-            One answer of all ranks; of a failure, that of the rank to blame, and then the group has ended.
+        Of a failure the answer is that of the rank to blame, and the group has ended.
         """
         with waiting():
             failure = self._joined(on_progress)

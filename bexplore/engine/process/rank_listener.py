@@ -29,17 +29,11 @@ _KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A rank that has called.
-
-    Attributes:
-        connection: To it.
-        hello: Who it is.
-        address: From which it called.
-    """
+    """A rank that has called."""
 
     connection: Connection
     hello: Hello
-    address: str
+    address: str  # from which it called
 
 
 class RankListener:
@@ -47,11 +41,6 @@ class RankListener:
 
     However many clients connect and however slowly they send, the thread accepts the next one. A client that has the
     key is never refused for one that has not shown it.
-
-    Args:
-        host: Address to listen on: loopback unless ranks are on other hosts.
-        port: Port to listen on; 0 for any.
-        key: What ranks must prove to have; None for a new one.
     """
 
     def __init__(self, host: str = LOOPBACK, port: int = 0, key: str | None = None) -> None:
@@ -145,10 +134,6 @@ class _Handshake:
 
     A limit on each read would let a client that sends a byte now and then stay for ever.
     Source of the frames: `multiprocessing.connection.Connection`, a length of 4 bytes before each message.
-
-    Args:
-        client: To it.
-        until_s: Of the monotonic clock.
     """
 
     def __init__(self, client: socket.socket, until_s: float) -> None:

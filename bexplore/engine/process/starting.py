@@ -46,21 +46,13 @@ def waiting() -> Iterator[None]:
 
 
 def new_mark() -> str:
-    """Return the mark of one worker, or of one group of them; no other mark begins with it.
-
-    Raises:
-        EngineError: The system has no room for the process that ends what is marked, should this one be killed.
-    """
+    """Return the mark of one worker, or of one group of them; no other mark begins with it."""
     # The dot ends the number: marks are compared by how they begin.
     return f"{_Reaper.mark()}-{next(_numbers)}."
 
 
 def start_process(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own.
-
-    Raises:
-        EngineError: The system has no room for one more.
-    """
+    """Start a process in a session of its own."""
     try:
         return subprocess.Popen(command, start_new_session=True, **options)
     except OSError as error:

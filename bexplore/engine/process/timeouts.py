@@ -31,13 +31,7 @@ SLOWEST_FLOPS_PER_S = 1e9
 
 
 class StageLimits:
-    """Learns from what earlier probes took; before the first one, from the trace.
-
-    Args:
-        step_limit_s: Silence of a step of an unknown job; None for the default.
-        flops_per_sample: Of a pass, from the trace; None if unknown.
-        floor_s: No stage counts as hung before this, whatever is known of it.
-    """
+    """Learns from what earlier probes took; before the first one, from the trace."""
 
     def __init__(
         self,
@@ -96,17 +90,12 @@ class StageLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the answer to a request may take.
+    """What the answer to a request may take."""
 
-    Attributes:
-        stage_s: Seconds that each stage may be silent, or a function of the stage's name; None for no limit.
-        total_s: Seconds of the whole answer; None for no limit.
-        resident_bytes: Resident memory of the worker and its children; None for no limit.
-    """
-
+    # Seconds that each stage may be silent, or a function of the stage's name; None for no limit.
     stage_s: float | Callable[[str], float] | None
-    total_s: float | None = None
-    resident_bytes: int | None = None
+    total_s: float | None = None  # seconds of the whole answer; None for no limit
+    resident_bytes: int | None = None  # resident memory of the worker and its children; None for no limit
 
     def of_stage_s(self, stage: str) -> float | None:
         """Return the seconds that a stage may be silent; None for no limit."""
@@ -114,15 +103,11 @@ class Limits:
 
 
 class Patience:
-    """How long a worker may take: each stage, silence included, and all of them together.
-
-    Attributes:
-        stage: In which the worker was when it reported last.
-    """
+    """How long a worker may take: each stage, silence included, and all of them together."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.stage = "start"
+        self.stage = "start"  # that the worker reported last
         self._began_s = self._heard_s = time.monotonic()
 
     def heard(self, message: Mapping[str, Any]) -> None:

@@ -41,29 +41,18 @@ CLOSED_PIPE_S = 2.0
 
 @dataclass(slots=True)
 class Peer:
-    """One process while it works at a request: a worker, or one rank of many.
-
-    Attributes:
-        pid: Of the process.
-        name: Of it in the reasons of its failures.
-        connection: To it.
-        patience: How long it may take.
-        watch: Of its memory.
-        failure_at_end: Returns how it ended, once its connection has.
-        has_ended: Whether it is gone, although what it started may hold its connection open.
-        answer: Its answer; None while it works.
-        answered_s: When that came, of the monotonic clock.
-    """
+    """One process while it works at a request: a worker, or one rank of many."""
 
     pid: int
-    name: str
+    name: str  # in the reasons of its failures
     connection: Connection
     patience: Patience
-    watch: MemoryWatchdog
-    failure_at_end: Callable[[], Failed]
+    watch: MemoryWatchdog  # of its memory
+    failure_at_end: Callable[[], Failed]  # returns how it ended, once its connection has
+    # Whether it is gone, although what it started may hold its connection open.
     has_ended: Callable[[], bool] = lambda: False
-    answer: Answer | None = None
-    answered_s: float = 0.0
+    answer: Answer | None = None  # its answer; None while it works
+    answered_s: float = 0.0  # when that came, of the monotonic clock
 
     def send(self, request: Request) -> None:
         """Send a request; that the process is gone is its answer."""
@@ -100,12 +89,7 @@ FindHanging = Callable[[Mapping[int, Peer]], tuple[int, str]]
 
 
 def converse(peers: Mapping[int, Peer], on_progress: Progress, find_hanging: FindHanging) -> None:
-    """Hear all peers until each has answered, or one badly and the others have had a moment to.
-
-    Args:
-        peers: By rank.
-        on_progress: Called with what the first of them reports.
-    """
+    """Hear all peers until each has answered, or one badly and the others have had a moment to."""
     checked_s, until_s = time.monotonic(), None
     while any(one.answer is None for one in peers.values()):
         waited_for = {one.connection: rank for rank, one in peers.items() if one.answer is None}
@@ -140,13 +124,7 @@ def _check(peers: Mapping[int, Peer], find_hanging: FindHanging) -> None:
 
 
 class WorkerProcess:
-    """One worker process in a group of its own.
-
-    Args:
-        log_path: Receives what the worker and the user's code print.
-        environment: Variables added to this process's own.
-        preload: Modules to import at once, before any request.
-    """
+    """One worker process in a group of its own."""
 
     def __init__(
         self, log_path: Path, *, environment: Mapping[str, str] | None = None, preload: Sequence[str] = ()
@@ -210,11 +188,7 @@ class WorkerProcess:
         limits: Limits,
         on_progress: Progress = lambda report: None,
     ) -> Answer:
-        """Send a request and wait for its answer.
-
-        Returns:
-            The worker's answer, or how it ended without one.
-        """
+        """Send a request; return the answer, or how the worker ended without one."""
         with waiting():
             peer = Peer(
                 pid=self.pid,

@@ -21,13 +21,7 @@ _OF_RANK = ("peak_memory_bytes", "resident_memory_bytes")
 
 
 def observed(answer: Done | Failed, *, spawn_s: float, warnings: Sequence[str], **common: Any) -> Observation:
-    """Return the observation of an answer.
-
-    Args:
-        spawn_s: Seconds to start the worker's process.
-        warnings: For the reader, beside the worker's own.
-        common: Fields of `Observation` that are not the worker's.
-    """
+    """Return the observation of an answer."""
     start_time_s = answer.start_time_s + spawn_s
     if isinstance(answer, Failed):
         common |= {"outcome": answer.outcome, "reason": answer.reason, "traceback_text": answer.traceback_text}
@@ -72,10 +66,6 @@ def blamed(failures: Mapping[int, Failed], log: str = "") -> int:
     cannot, and its neighbours report the connection that they lose. So: ended by a signal or by the kernel, out of
     memory, any other exception, and last the words of a lost connection. Of equals the one that the launcher names,
     else the first.
-
-    Args:
-        failures: By rank, in the order in which they were noticed.
-        log: What the launcher wrote; it may name the rank that was the first to end.
     """
     roots = [end.ranks[0] for end in read_ends_by_torchrun(log) if end.is_root_cause]
     return min(failures, key=lambda rank: (_precedence(failures[rank]), rank not in roots))
@@ -119,11 +109,6 @@ def merged(answers: Mapping[int, Done], hellos: Mapping[int, Hello], *, launcher
 
     Times are those on which the ranks have agreed, so the first rank's are everybody's; of memory and of the compiler
     the worst rank counts.
-
-    Args:
-        answers: By rank; all of them.
-        hellos: Who each rank is.
-        launcher: What started them.
     """
     first = answers[0]
     values = dict(first.values)

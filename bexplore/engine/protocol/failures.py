@@ -183,44 +183,27 @@ CLEAN_REFUSALS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How a probe failed.
+    """How a probe failed."""
 
-    Attributes:
-        outcome: Never `measured`.
-        reason: One line for people.
-        traceback_text: Whole traceback; empty where there is no Python exception.
-        exception_type: Name of the exception's class; empty where there is none.
-        is_clean: Whether an allocator refused memory and nothing else happened, so that its process may go on.
-        is_sticky: Whether the device may fail at whatever this process requests of it next.
-        is_in_compiler: Whether the compiler raised it, judged by its type; see `is_compiler_failure`.
-        ended_by: The signal that ended the process, where nothing shows that memory was short; empty for none.
-    """
-
-    outcome: Outcome
-    reason: str
-    traceback_text: str = ""
-    exception_type: str = ""
+    outcome: Outcome  # never `measured`
+    reason: str  # one line for people
+    traceback_text: str = ""  # whole traceback; empty where there is no Python exception
+    exception_type: str = ""  # name of the exception's class; empty where there is none
+    # Whether an allocator refused memory and nothing else happened, so that its process may go on.
     is_clean: bool = False
-    is_sticky: bool = False
-    is_in_compiler: bool = False
-    ended_by: str = ""
+    is_sticky: bool = False  # whether the device may fail at whatever this process requests of it next
+    is_in_compiler: bool = False  # whether the compiler raised it, judged by its type; see `is_compiler_failure`
+    ended_by: str = ""  # the signal that ended the process, where nothing shows that memory was short; empty for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How ranks ended, as their launcher wrote it.
-
-    Attributes:
-        ranks: Their numbers.
-        shown: The same as the launcher writes them, such as `1-3`.
-        return_code: As `subprocess` gives it; None where Slurm ended them at the memory limit of the job.
-        is_root_cause: Whether the launcher names it as the first failure.
-    """
+    """How ranks ended, as their launcher wrote it."""
 
     ranks: tuple[int, ...]
-    shown: str
-    return_code: int | None
-    is_root_cause: bool = False
+    shown: str  # the same as the launcher writes them, such as `1-3`
+    return_code: int | None  # as `subprocess` gives it; None where Slurm ended them at the memory limit of the job
+    is_root_cause: bool = False  # whether the launcher names it as the first failure
 
 
 def read_ends_by_srun(log: str) -> list[RankEnd]:
@@ -246,8 +229,7 @@ def read_ends_by_torchrun(log: str) -> list[RankEnd]:
 def classify_exception(error: BaseException, *, device_is_full: Callable[[], bool] = lambda: False) -> Failure:
     """Name the outcome of an exception that left the user's step.
 
-    Args:
-        device_is_full: Called where the text alone does not show whether memory was short.
+    `device_is_full` is called where the text alone does not show whether memory was short.
     """
     kind = type(error).__name__
     if isinstance(error, UnusableSizeError):
@@ -289,14 +271,7 @@ def is_compiler_failure(error: BaseException) -> bool:
 def classify_exit(
     return_code: int | None, *, killed_by_kernel: bool, last_output: str, what: str = "the worker"
 ) -> Failure:
-    """Name the outcome of a worker that ended without an answer.
-
-    Args:
-        return_code: As `subprocess` gives it; negative for a signal; None if unknown.
-        killed_by_kernel: Whether the kernel's out-of-memory killer struck meanwhile.
-        last_output: Last lines that the worker wrote.
-        what: What ended, for people.
-    """
+    """Name the outcome of a worker that ended without an answer."""
     if return_code == -signal.SIGKILL and killed_by_kernel:
         return Failure(outcome=Outcome.OUT_OF_MEMORY, reason=f"the kernel's out-of-memory killer ended {what}")
     refused = refusal_in_output(last_output)
@@ -314,11 +289,7 @@ def classify_exit(
 
 
 def signal_name(return_code: int | None) -> str:
-    """Return the signal that ended a process, by its status or by a shell's of it; empty for none.
-
-    Args:
-        return_code: As `subprocess` gives it: negative for a signal, 128 and its number from a shell; None if unknown.
-    """
+    """Return the signal that ended a process, by its status (negative) or by a shell's of it (128 and its number)."""
     number = 0 if return_code is None else -return_code if return_code < 0 else return_code - _SHELL_STATUS
     known = {one.value: one.name for one in signal.Signals}
     return known.get(number, f"signal {number}" if return_code is not None and return_code < 0 else "")
@@ -394,10 +365,7 @@ def is_of_launcher(kind: str, message: str) -> bool:
 def refusal_reason(kinds: Sequence[str], message: str, messages: Sequence[tuple[str, str]]) -> str | None:
     """Return why an exception is a refusal of memory; None where it is none.
 
-    Args:
-        kinds: Names of its class and of those that it derives from.
-        message: Its text.
-        messages: The table by which the text of an error of the run time is read.
+    `kinds` are the names of its class and of those that it derives from.
     """
     if not set(kinds).isdisjoint(OUT_OF_MEMORY_TYPES):
         return "the allocator was refused memory"

@@ -39,32 +39,20 @@ class Request(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStore(Request):
-    """Open the store in which ranks find each other, on the first rank; answered by its `port`.
+    """Open the store in which ranks find each other, on the first rank; answered by its `port`."""
 
-    Attributes:
-        is_one_host: Whether all ranks are on one host; the store then listens on loopback alone.
-        timeout_s: How long a rank may take to come.
-    """
-
-    is_one_host: bool
-    timeout_s: float
+    is_one_host: bool  # whether all ranks are on one host; the store then listens on loopback alone
+    timeout_s: float  # how long a rank may take to come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join(Request):
-    """Join the process group of all ranks.
+    """Join the process group of all ranks."""
 
-    Attributes:
-        address: Host of the store.
-        port: Port of the store.
-        is_one_host: Whether all ranks are on one host.
-        timeout_s: How long a collective may take.
-    """
-
-    address: str
+    address: str  # host and port of the store
     port: int
     is_one_host: bool
-    timeout_s: float
+    timeout_s: float  # how long a collective may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +88,11 @@ class BuildFake(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace(Request):
-    """Trace a job; answered by `cost_model` and `sources`.
-
-    Attributes:
-        job: What to trace.
-        gpu: Properties of an absent device to stand in for; None for the job's own device.
-        why_not: Why the program of the job's own device cannot be traced; empty where it can.
-    """
+    """Trace a job; answered by `cost_model` and `sources`."""
 
     job: Job
-    gpu: dict[str, Any] | None = None
-    why_not: str = ""
+    gpu: dict[str, Any] | None = None  # properties of an absent device to stand in for; None for the job's own device
+    why_not: str = ""  # why the program of the job's own device cannot be traced; empty where it can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,30 +105,19 @@ class TakeMetrics(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest(Request):
-    """A probe, and what its worker must be built from.
-
-    Attributes:
-        job: What to run.
-        probe: Which size, and how.
-        shared_mode: Kind of the shared program to begin with.
-        budget_bytes: Memory budget of the job's tensors; None for no limit.
-        pass_budget_s: Seconds of timed passes after which the probe stops.
-        free_memory_bytes: Free on the device before any worker; None to wait for no memory.
-        artifacts_dir: Keeps what the compiler makes; None for the compiler's usual cache.
-        replica_batch_size: Samples of one replica in a step, which decides what the reduction of gradients costs a
-            pass; None where that is not known.
-        largest_size: Samples of the largest size that may fit; None where that is not known.
-    """
+    """A probe, and what its worker must be built from."""
 
     job: Job
     probe: Probe
-    shared_mode: SharedMode
-    budget_bytes: int | None = None
-    pass_budget_s: float = 4.0
-    free_memory_bytes: int | None = None
-    artifacts_dir: str | None = None
+    shared_mode: SharedMode  # kind of the shared program to begin with
+    budget_bytes: int | None = None  # memory budget of the job's tensors; None for no limit
+    pass_budget_s: float = 4.0  # seconds of timed passes after which the probe stops
+    free_memory_bytes: int | None = None  # free on the device before any worker; None to wait for no memory
+    artifacts_dir: str | None = None  # keeps what the compiler makes; None for the compiler's usual cache
+    # Samples of one replica in a step, which decides what the reduction of gradients costs a pass; None where that is
+    # not known.
     replica_batch_size: int | None = None
-    largest_size: int | None = None
+    largest_size: int | None = None  # samples of the largest size that may fit; None where that is not known
 
 
 class Prepare(ProbeRequest):
@@ -172,30 +143,19 @@ class TimePasses(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareEager(Request):
-    """Time compiled and eager passes of the size that was measured last: see `Session.compare_eager`.
-
-    Attributes:
-        micro_batch_size: The size.
-        budget_s: Seconds of passes, those that warm up included, after which it is enough.
-        tolerance: A share of speed that counts as none.
-    """
+    """Time compiled and eager passes of the size that was measured last: see `Session.compare_eager`."""
 
     micro_batch_size: int
-    budget_s: float
-    tolerance: float
+    budget_s: float  # seconds of passes, those that warm up included, after which it is enough
+    tolerance: float  # a share of speed that counts as none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSteps(Request):
-    """Profile steps of the size that was measured last; answered by the fields of `Profile`.
-
-    Attributes:
-        micro_batch_size: The size.
-        trace_path: The Chrome trace to write; a rank after the first adds its number to the name.
-    """
+    """Profile steps of the size that was measured last; answered by the fields of `Profile`."""
 
     micro_batch_size: int
-    trace_path: str
+    trace_path: str  # the Chrome trace to write; a rank after the first adds its number to the name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,40 +192,24 @@ class ListLoaded(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
-    """The first message of a rank that a launcher has started.
+    """The first message of a rank that a launcher has started."""
 
-    Attributes:
-        rank: Among all ranks, from 0.
-        local_rank: Among those of its host.
-        num_ranks: That the launcher has started.
-        host: Name of its host.
-        pid: Its process there.
-        mark: Of the group that it belongs to; empty where the user starts the launcher.
-        generation: How often its launcher has started it before.
-        slurm_step: Job and step that `scancel` takes; empty outside of Slurm.
-    """
-
-    rank: int
-    local_rank: int
-    num_ranks: int
+    rank: int  # among all ranks, from 0
+    local_rank: int  # among those of its host
+    num_ranks: int  # that the launcher has started
     host: str
-    pid: int
-    mark: str = ""
-    generation: int = 0
-    slurm_step: str = ""
+    pid: int  # on that host
+    mark: str = ""  # of the group that it belongs to; empty where the user starts the launcher
+    generation: int = 0  # how often its launcher has started it before
+    slurm_step: str = ""  # job and step that `scancel` takes; empty outside of Slurm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts(Message):
-    """What a worker's main thread does.
+    """What a worker's main thread does."""
 
-    Attributes:
-        place: Innermost line outside of torch, such as `model.py:33 in forward`; empty for none.
-        waits_for_ranks: Whether it is inside a collective, or where one may be waited for.
-    """
-
-    place: str
-    waits_for_ranks: bool
+    place: str  # innermost line outside of torch, such as `model.py:33 in forward`; empty for none
+    waits_for_ranks: bool  # whether it is inside a collective, or where one may be waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,55 +221,31 @@ class Progress(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done(Message):
-    """A request that succeeded.
+    """A request that succeeded."""
 
-    Attributes:
-        values: What was requested.
-        start_time_s: Seconds to build the job; 0 where it was built before.
-        shared_mode: Kind of shared program of the worker; None where it has built none.
-        has_headroom: As of `Worker`; None for as before.
-    """
-
-    values: dict[str, Any] = field(default_factory=dict)
-    start_time_s: float = 0.0
-    shared_mode: SharedMode | None = None
-    has_headroom: bool | None = None
+    values: dict[str, Any] = field(default_factory=dict)  # what was requested
+    start_time_s: float = 0.0  # seconds to build the job; 0 where it was built before
+    shared_mode: SharedMode | None = None  # kind of shared program of the worker; None where it has built none
+    has_headroom: bool | None = None  # as of `Worker`; None for as before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Message):
-    """A request at which the job failed, or whose worker ended.
+    """A request at which the job failed, or whose worker ended."""
 
-    Attributes:
-        outcome: Never `measured`.
-        reason: One line for people.
-        traceback_text: Whole traceback, or the last output of a worker that ended; empty where there is none.
-        details: Extra values of the observation.
-        start_time_s: As of `Done`.
-        shared_mode: As of `Done`.
-        has_headroom: As of `Done`.
-        is_reusable: Whether the worker is as good as before.
-        is_sticky: Whether the device may fail at whatever this worker requests of it next.
-        has_ended: Whether the worker ended, or was given up, without an answer.
-    """
-
-    outcome: Outcome
-    reason: str
-    traceback_text: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
-    start_time_s: float = 0.0
+    outcome: Outcome  # never `measured`
+    reason: str  # one line for people
+    traceback_text: str = ""  # whole traceback, or the last output of a worker that ended; empty where there is none
+    details: dict[str, Any] = field(default_factory=dict)  # extra values of the observation
+    start_time_s: float = 0.0  # this and the next two as of `Done`
     shared_mode: SharedMode | None = None
     has_headroom: bool | None = None
-    is_reusable: bool = False
-    is_sticky: bool = False
-    has_ended: bool = False
+    is_reusable: bool = False  # whether the worker is as good as before
+    is_sticky: bool = False  # whether the device may fail at whatever this worker requests of it next
+    has_ended: bool = False  # whether the worker ended, or was given up, without an answer
 
     def check_host(self) -> None:
-        """Check that the host is not to blame.
-
-        Raises:
-            EngineError: A disk was full.
-        """
+        """Check that the host is not to blame."""
         text = last_line(self.traceback_text) if self.has_ended else f"{self.traceback_text}\n{self.reason}"
         error = None if self.outcome is Outcome.OUT_OF_MEMORY else full_disk(text)
         if error is not None:
@@ -340,19 +260,12 @@ def lost(outcome: Outcome, reason: str, last_output: str = "", *, ended_by: str 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Message):
-    """A request that is wrong, or an engine that cannot carry it out.
-
-    Attributes:
-        message: What is wrong.
-        hint: What to do about it.
-        exit_code: Of the error.
-        traceback_text: Of the user's own code; empty where the error is not the user's code.
-    """
+    """A request that is wrong, or an engine that cannot carry it out."""
 
     message: str
     hint: str
     exit_code: int
-    traceback_text: str = ""
+    traceback_text: str = ""  # of the user's own code; empty where the error is not the user's code
 
     @classmethod
     def of(cls, error: BexploreError) -> Refused:
@@ -377,22 +290,13 @@ FROM_WORKER = (Progress, Done, Failed, Refused, Whereabouts)
 
 
 def send(connection: Connection, message: Message) -> None:
-    """Send one message.
-
-    Raises:
-        OSError: The other side is gone.
-    """
+    """Send one message."""
     record = {"kind": type(message).__name__} | to_record(message)
     connection.send_bytes(json.dumps(record, default=str).encode())
 
 
 def receive(connection: Connection, kinds: tuple[type[Message], ...]) -> Any:
-    """Wait for one message of some kinds.
-
-    Raises:
-        EOFError, OSError: The other side is gone.
-        ValueError: What came is not a message of ours.
-    """
+    """Wait for one message of some kinds; a ValueError where what came is not one of ours."""
     values = parse_json(connection.recv_bytes(MAX_MESSAGE_BYTES))
     try:
         kind = _KINDS[values.pop("kind")]

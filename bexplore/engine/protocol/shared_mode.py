@@ -49,11 +49,7 @@ _BACKED = (SharedMode.DYNAMIC, SharedMode.STATIC)
 def shared_modes(device_type: str, torch_version: str, *, has_convolutions: bool = False) -> tuple[SharedMode, ...]:
     """Give the modes to try on a device, best first.
 
-    Args:
-        device_type: Such as `cpu` or `cuda`.
-        torch_version: Such as `2.13.0+cpu`.
-        has_convolutions: Whether the compiler is to see convolutions, whose kernels it cannot choose for an unbacked
-            number of samples.
+    The compiler cannot choose kernels of convolutions that it sees for an unbacked number of samples.
     """
     if has_convolutions:
         return _BACKED

@@ -29,14 +29,7 @@ Dimensions = list[int | None]
 class Batches:
     """Makes the batches of a workload.
 
-    Args:
-        workload: Built.
-        compilation: The program that will run them.
-        shared_mode: How a shared program treats the number of samples.
-        largest_size: Samples for which its kernels are chosen; None to choose them for the first size.
-
-    Attributes:
-        device: That of the job.
+    Without a `largest_size` a shared program's kernels are chosen for the first size.
     """
 
     def __init__(
@@ -74,11 +67,7 @@ class Batches:
         return self._ready(self._workload.make_batch(micro_batch_size), micro_batch_size)
 
     def timed(self, micro_batch_size: int, lengths: Lengths | None = None) -> Batch | BatchMix:
-        """Return what a pass of a size is timed with: the batches that stand for all of its lengths.
-
-        Args:
-            lengths: In place of the job's own.
-        """
+        """Return what a pass of a size is timed with: the batches that stand for all of its lengths."""
         make, lengths = self._workload.make_batch_of_length, lengths or self._workload.job.lengths
         if make is None or lengths is None:
             return self.longest(micro_batch_size)
@@ -134,11 +123,7 @@ def _with_standard_strides(leaf: Any) -> Any:
 
 
 def sample_dimensions(workload: Workload) -> list[Dimensions]:
-    """Return the dimensions of each compiled block's inputs, by passes forward over two numbers of samples.
-
-    Raises:
-        Exception: Whatever the user's model raised.
-    """
+    """Return the dimensions of each compiled block's inputs, by passes forward over two numbers of samples."""
     assert workload.loss_module is not None  # blocks are those of a loss module
     shapes = [_input_shapes(workload, workload.loss_module, size) for size in COMPARED_SIZES]
     return [_grown(*pair) for pair in zip(*shapes, strict=True)]

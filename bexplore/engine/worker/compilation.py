@@ -40,17 +40,11 @@ extern "C" void kernel(float* out_ptr0) {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreak:
-    """A place that ends a graph, or that leaves the function around it to Python.
+    """A place that ends a graph, or that leaves the function around it to Python."""
 
-    Attributes:
-        reason: First line of the compiler's reason.
-        path: File of the innermost line outside of torch; empty where unknown.
-        line: Its number; 0 where unknown.
-    """
-
-    reason: str
-    path: str = ""
-    line: int = 0
+    reason: str  # first line of the compiler's reason
+    path: str = ""  # of the file of the innermost line outside of torch; empty where unknown
+    line: int = 0  # 0 where unknown
 
     def __str__(self) -> str:
         return f"{self.reason} at {Path(self.path).name}:{self.line}" if self.path else self.reason
@@ -58,21 +52,13 @@ class GraphBreak:
 
 @dataclass(slots=True)
 class CompilerAccount:
-    """What the compiler did since the last `take`.
+    """What the compiler did since the last `take`."""
 
-    Attributes:
-        num_graphs: Graphs that were compiled.
-        num_recompiles: Those of them that replaced an earlier graph of the same code.
-        compile_time_s: Seconds inside the compiler, backward graphs included.
-        graph_breaks: Each place once.
-        recompile_reasons: Why, first line of each.
-    """
-
-    num_graphs: int = 0
-    num_recompiles: int = 0
-    compile_time_s: float = 0.0
-    graph_breaks: tuple[GraphBreak, ...] = ()
-    recompile_reasons: tuple[str, ...] = ()
+    num_graphs: int = 0  # graphs that were compiled
+    num_recompiles: int = 0  # those of them that replaced an earlier graph of the same code
+    compile_time_s: float = 0.0  # seconds inside the compiler, backward graphs included
+    graph_breaks: tuple[GraphBreak, ...] = ()  # each place once
+    recompile_reasons: tuple[str, ...] = ()  # why, first line of each
 
 
 @dataclass(slots=True)
@@ -155,10 +141,6 @@ def feasible_mode(workload: Workload, wanted: SharedMode, block_classes: Sequenc
     hidden from it. On CUDA they are never hidden: Inductor may give them the layout channels-last there
     (`decide_layout_opt` in torch/_inductor/graph.py), hidden ones keep the one that they get, and the shared program
     would have another speed and other memory than the exact one. See `choose_layout_as_for_a_number`.
-
-    Args:
-        wanted: One of the modes of its device.
-        block_classes: Of the blocks that a nested program compiles once; empty where there are none.
     """
     device_type = torch.device(workload.job.device).type
     modules = _all_modules(workload)
@@ -185,10 +167,7 @@ def compile_workload(
 ) -> None:
     """Compile the workload's modules in place; nothing is built before the first pass.
 
-    Args:
-        block_classes: Of the blocks that are compiled once in a nested one; see `repeated_classes`.
-        largest_size: Samples, for which a shared program's kernels are chosen where it depends on their number; None to
-            compile again where another kernel would be chosen.
+    Without a `largest_size` a shared program is compiled again wherever other kernels would be chosen.
     """
     if compilation is Compilation.EAGER or not settings.enabled:
         return
@@ -258,9 +237,6 @@ class Toolchain:
     Inductor compiles small programs to learn which vector instructions work, and precompiles its large header. Neither
     depends on the job. Measured with torch 2.13 and GCC 12 on two cores: 8.5 s and 5.7 s of a first compilation of
     28.9 s.
-
-    Args:
-        job: Decides whether any C++ is compiled at all.
     """
 
     def __init__(self, job: Job, *, is_compiled: bool) -> None:

@@ -100,22 +100,12 @@ def _connected(host: str, port: int, key: bytes) -> Connection:
 
 
 class Context:
-    """One worker, as the handlers of its requests see it.
-
-    Args:
-        report: Sends a progress message.
-        place: Of this rank among all.
-
-    Attributes:
-        report: As given.
-        place: As given.
-        ranks: The group that this rank has joined (`steps.Ranks`); None without one.
-    """
+    """One worker, as the handlers of its requests see it."""
 
     def __init__(self, report: Report, place: Place) -> None:
         self.report = report
         self.place = place
-        self.ranks: Any = None
+        self.ranks: Any = None  # the group that this rank has joined (`steps.Ranks`); None without one
         self._device_is_full: Callable[[], bool] = lambda: False
 
     def take_ranks(self, ranks: Any) -> None:
@@ -123,14 +113,7 @@ class Context:
         self.ranks = ranks
 
     def take_device(self, name: str, *, limit_bytes: int | None = None) -> Any:
-        """Make the job's device the current one before anything else asks torch for a device.
-
-        Args:
-            limit_bytes: Of its memory, what this process may take; None for no limit.
-
-        Returns:
-            The `torch.device`.
-        """
+        """Make the job's device the current one before anything else asks torch for a device."""
         worker_device = load_module("device")
         device = worker_device.take(self.own_device(name), limit_bytes)
         self._device_is_full = lambda: worker_device.is_nearly_full(device)
@@ -141,11 +124,7 @@ class Context:
         return str(load_module("device").of_rank(name, self.place.local_rank)) if self.place.num_ranks > 1 else name
 
     def failure_of(self, error: Exception) -> Failure:
-        """Classify what the user's code raised.
-
-        Raises:
-            BexploreError: The request itself cannot be carried out.
-        """
+        """Classify what the user's code raised."""
         if not isinstance(error, BexploreError):
             return classify_exception(error, device_is_full=self._device_is_full)
         own = classify_exception(error.__cause__ or error) if isinstance(error, UserProgramError) else None

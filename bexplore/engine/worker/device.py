@@ -89,9 +89,6 @@ def resolve_device(name: str) -> torch.device:
 
     Some functions of `torch.cuda` take no device without one. Source: torch/cuda/memory.py,
     `set_per_process_memory_fraction`, which calls `_get_device_index` without `optional=True`.
-
-    Raises:
-        UserInputError: torch does not know the name, or sees no such device.
     """
     visible = _visible_accelerators()
     try:
@@ -149,11 +146,7 @@ def is_nearly_full(device: torch.device) -> bool:
 def await_memory(device: torch.device, expected_bytes: int | None) -> int | None:
     """Wait until as much memory is free as there was, which a process that was killed just now may still hold.
 
-    Args:
-        expected_bytes: What was free before any worker of this job; None if that is not known.
-
-    Returns:
-        Bytes that are free where they are too few after all, else None.
+    Return the bytes that are free where they are too few after all, else None.
     """
     if expected_bytes is None:
         return None

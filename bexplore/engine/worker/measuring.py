@@ -47,29 +47,17 @@ class NotFiniteError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFacts:
-    """One size that ran.
-
-    Attributes:
-        timed: Its passes.
-        memory: The step whose peak was read.
-        update_times_s: Seconds of updates; empty for an evaluation.
-        first_pass_s: Seconds of the pass that compiled; 0 where nothing was left to compile.
-        account: The compiler's work before passes were timed.
-        late: The compiler's work while they were.
-        num_alloc_retries: Of the caching allocator.
-        num_repeated_passes: Those that ran again because the compiler had run in them.
-        has_gradients: Whether a pass left any.
-    """
+    """One size that ran."""
 
     timed: Timed
-    memory: StepMemory
-    update_times_s: list[float]
-    first_pass_s: float
-    account: CompilerAccount
-    late: CompilerAccount
-    num_alloc_retries: int
-    num_repeated_passes: int
-    has_gradients: bool
+    memory: StepMemory  # of the step whose peak was read
+    update_times_s: list[float]  # seconds of updates; empty for an evaluation
+    first_pass_s: float  # seconds of the pass that compiled; 0 where nothing was left to compile
+    account: CompilerAccount  # the compiler's work before passes were timed
+    late: CompilerAccount  # the compiler's work while they were
+    num_alloc_retries: int  # of the caching allocator
+    num_repeated_passes: int  # those that ran again because the compiler had run in them
+    has_gradients: bool  # whether a pass left any
 
     @property
     def num_graphs(self) -> int:
@@ -77,11 +65,7 @@ class ProbeFacts:
         return self.account.num_graphs + self.late.num_graphs
 
     def as_record(self, *, is_compiled: bool) -> dict[str, Any]:
-        """Return all fields but those that the session knows alone.
-
-        Args:
-            is_compiled: Whether the program was meant to be; otherwise the compiler's figures are None.
-        """
+        """Return all fields but those that the session knows alone; compiler's figures only of a compiled program."""
         peak, account, late = self.memory.peak, self.account, self.late
         return {
             **self.timed.values,
@@ -126,20 +110,7 @@ class ProbeFacts:
 
 
 def measure(session: Session, probe: Probe, *, pass_budget_s: float) -> dict[str, Any]:
-    """Run one size for real; whatever the user's step or the compiler raises passes through.
-
-    Args:
-        session: The program.
-        probe: The size, and the upper bound on timed passes.
-        pass_budget_s: Stop timing passes once this many seconds are spent and the fewest are done.
-
-    Returns:
-        Facts by the field names of `Observation`.
-
-    Raises:
-        NotFiniteError: The loss is not finite.
-        UserInputError: The step trains nothing.
-    """
+    """Run one size for real; whatever the user's step or the compiler raises passes through."""
     as_large_ran = probe.micro_batch_size <= max(session.usual_pass_s, default=0)
     session.begin_probe()
     with session.around_steps(is_known_to_fit=as_large_ran):
@@ -269,14 +240,7 @@ def _time_passes(
     budget_s: float,
     why_alone: str,
 ) -> Timed:
-    """Time a size, interleaved with others; alone where they fail together.
-
-    Args:
-        batches: By size, its own among them.
-        passes: Passes of the own size that have just run.
-        known: Those of them that count.
-        why_alone: Why the size that should have been interleaved is alone; empty for no such reason.
-    """
+    """Time a size, interleaved with others; alone where they fail together."""
     session.report(stage="passes")
     session.steps.pass_times_by_kind_s.clear()  # those of the step whose memory was read do not count
     own = probe.micro_batch_size

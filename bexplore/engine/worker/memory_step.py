@@ -31,18 +31,13 @@ STEPS_OF_VERIFICATION = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """The memory of a step, and its timed passes.
+    """The memory of a step, and its timed passes."""
 
-    Attributes:
-        peak: Of its tensors; None where the device keeps no account.
-        resident_bytes: Most bytes for the job meanwhile: reserved by the caching allocator, else resident in
-            the process; None where the kernel keeps no account.
-        passes: Those of the step that were timed.
-    """
-
-    peak: PeakMemory | None
+    peak: PeakMemory | None  # of its tensors; None where the device keeps no account
+    # Most bytes for the job meanwhile: reserved by the caching allocator, else resident in the process; None where the
+    # kernel keeps no account.
     resident_bytes: int | None
-    passes: tuple[RanPass, ...]
+    passes: tuple[RanPass, ...]  # those of the step that were timed
 
     @property
     def passes_that_count(self) -> tuple[RanPass, ...]:
@@ -60,11 +55,7 @@ class MemoryStep:
         self._trained: list[torch.nn.Parameter] | None = None  # have a gradient between passes; None if not known
 
     def run(self, batch: Batch, micro_batch_size: int, *, expected_pass_s: float) -> StepMemory:
-        """Run a step; a size that this process has measured runs one pass, and keeps its memory.
-
-        Args:
-            expected_pass_s: Seconds that a pass will take, as far as they are known, else 0.
-        """
+        """Run a step; a size that this process has measured runs one pass, and keeps its memory."""
         known = self._known.get(micro_batch_size)
         if known is not None:
             return dataclasses.replace(known, passes=(run_pass(self._steps, batch),))

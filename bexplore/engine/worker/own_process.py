@@ -58,10 +58,8 @@ class DataLimit:
     def around_steps(self, live_bytes: int, *, is_known_to_fit: bool = False) -> Iterator[None]:
         """Limit what the block may add to the `live_bytes` of tensors that exist already.
 
-        Args:
-            live_bytes: Of tensors that exist already.
-            is_known_to_fit: A step as large ran in this process before, so that only what that left behind could
-                refuse this one.
+        A step `is_known_to_fit` where one as large ran in this process before: only what that left behind could
+        refuse it.
         """
         _give_back_free_heap()
         headroom, counted = self.headroom_bytes(live_bytes), _data_bytes()

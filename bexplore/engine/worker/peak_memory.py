@@ -22,17 +22,11 @@ from bexplore.workloads.modules import local
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """Peak of one step.
+    """Peak of one step."""
 
-    Attributes:
-        allocated_bytes: Of live tensors.
-        reserved_bytes: Of the segments that hold them; None where the allocator has none (CPU).
-        num_alloc_retries: Times the caching allocator had to free its cache and try again; 0 on the CPU.
-    """
-
-    allocated_bytes: int
-    reserved_bytes: int | None = None
-    num_alloc_retries: int = 0
+    allocated_bytes: int  # of live tensors
+    reserved_bytes: int | None = None  # of the segments that hold them; None where the allocator has none (CPU)
+    num_alloc_retries: int = 0  # times the caching allocator had to free its cache and try again; 0 on the CPU
 
 
 def measure_peak(
@@ -102,7 +96,7 @@ def _profiled_peak(step: Callable[[], Any], alive: Mapping[int, int]) -> int:
 
 
 def highest_sum(events: Iterable[tuple[int, int]], *, alive: Mapping[int, int]) -> int:
-    """Return the most bytes that are alive at once, of events of an address and its bytes, in their order.
+    """Return the most bytes that are alive at once, of events: an address and its bytes, negative where a block ends.
 
     The profiler sees the memory events of the threads of the step alone. What another thread frees (gloo's, which may
     drop the last reference to a tensor) lives on in the sum, until a block over its address proves that it is gone.
@@ -110,10 +104,6 @@ def highest_sum(events: Iterable[tuple[int, int]], *, alive: Mapping[int, int]) 
 
     A block that ends without having been counted takes nothing from the sum: the loss of an earlier step, say. (The
     profiler reports the ends of the blocks that began in an earlier profile too.)
-
-    Args:
-        events: Negative bytes for the end of a block.
-        alive: Bytes by address of the blocks before the first event.
     """
     sizes = dict(alive)  # of blocks that are believed alive
     starts = sorted(sizes)

@@ -72,9 +72,6 @@ def program_metrics(job: Job) -> ProgramMetrics:
 
     What cannot be found out is left unknown, with its reason among the `problems`: the program of a broken job is a
     result too, and the comparison decides what it means.
-
-    Raises:
-        UserInputError: The job itself is wrong.
     """
     facts = ProgramMetrics(traced_device=torch.device(job.device).type)
     changes, problems = _look_at_plan(job), []

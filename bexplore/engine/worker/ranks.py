@@ -61,11 +61,7 @@ class JoinedRanks:
 
 
 class Membership:
-    """One rank's way into the process group.
-
-    Args:
-        place: Of this rank.
-    """
+    """One rank's way into the process group."""
 
     def __init__(self, place: Place) -> None:
         self.place = place

@@ -51,12 +51,7 @@ _APART = {
 
 
 def serve(connection: Connection, *, place: Place, preload: Sequence[str] = ()) -> None:
-    """Answer requests until the explorer is gone.
-
-    Args:
-        place: Of this rank among all.
-        preload: Modules to import before the first request; a progress message reports that they are.
-    """
+    """Answer requests until the explorer is gone."""
     requests: SimpleQueue[Request] = SimpleQueue()
     sender = Sender(connection)
     threading.Thread(target=listen, args=(connection, requests, sender), daemon=True).start()

@@ -46,18 +46,7 @@ REMAINS_BYTES = 16 * 2**20
 class Session:
     """A job that lives in this process, compiled one way.
 
-    Args:
-        request: What it is built from, on the device of this rank. Where the workload does not allow the kind of shared
-            program that is wanted, the next one is taken.
-        report: Called with `stage=...` or `pass_time_s=...` as the probe goes on.
-        ranks: The other ranks of the job; None where none is there.
-
-    Attributes:
-        usual_pass_s: By size that ran in this process, median seconds of a pass.
-        first_pass_s: Of the pass that compiled ahead of a probe; 0 for none.
-        num_graphs: That the compiler has made for all probes.
-        is_checked: Whether the step was seen to train, or cannot be checked.
-        why_unchecked: Why not; empty where it was, or will be.
+    Where the workload does not allow the kind of shared program that is wanted, the next one is taken.
     """
 
     def __init__(self, request: ProbeRequest, *, report: Report, ranks: Ranks | None = None) -> None:
@@ -70,13 +59,13 @@ class Session:
         self.uses_cuda_graphs = compilation is not Compilation.EAGER and job.compile.uses_cuda_graphs(job.device)
         self.has_states = False
         self.is_compiled = False
-        self.num_graphs = 0
-        self.usual_pass_s: dict[int, float] = {}
+        self.num_graphs = 0  # that the compiler has made for all probes
+        self.usual_pass_s: dict[int, float] = {}  # median of each size that ran in this process
         self._idle_before_bytes = 0  # what this process held before the probe
-        self.first_pass_s = 0.0
+        self.first_pass_s = 0.0  # of the pass that compiled ahead of a probe; 0 for none
         self._timed_batch: tuple[int, Batch] | None = None
-        self.is_checked = False
-        self.why_unchecked = ""
+        self.is_checked = False  # whether the step was seen to train, or cannot be checked
+        self.why_unchecked = ""  # empty where it was checked, or will be
         self._placement = Placement()
         self.watch = CompilerCounters()
         self.toolchain = Toolchain(job, is_compiled=compilation is not Compilation.EAGER)

@@ -116,15 +116,10 @@ def _without_dropout(attention: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCoupledModules:
-    """What may explain a difference.
+    """What may explain a difference."""
 
-    Attributes:
-        modules: As `name (class)`, the outermost of nested ones.
-        sentence: The same for people, truncated; what else to look for where there are none.
-    """
-
-    modules: tuple[str, ...]
-    sentence: str
+    modules: tuple[str, ...]  # as `name (class)`, the outermost of nested ones
+    sentence: str  # the same for people, truncated; what else to look for where there are none
 
 
 def find_batch_coupled_modules(roots: Sequence[nn.Module]) -> BatchCoupledModules:
@@ -167,19 +162,14 @@ def _truncated(names: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientEquivalence:
-    """What the comparison found.
+    """What the comparison found."""
 
-    Attributes:
-        same: Whether the gradients agree; None where they could not be compared.
-        worst_relative_difference: Of all parameters, relative to the root mean square of the gradient; None as above.
-        modules: Modules that may explain a difference, as `name (class)`; empty where the gradients agree.
-        message: The result in a sentence or two.
-    """
-
-    same: bool | None
+    same: bool | None  # whether the gradients agree; None where they could not be compared
+    # Of all parameters, relative to the root mean square of the gradient; None where not compared.
     worst_relative_difference: float | None = None
+    # Modules that may explain a difference, as `name (class)`; empty where the gradients agree.
     modules: tuple[str, ...] = ()
-    message: str = ""
+    message: str = ""  # the result in a sentence or two
 
 
 def compare_gradients(workload: Workload, *, base_micro_batch_size: int, micro_batch_size: int) -> GradientEquivalence:
@@ -187,10 +177,6 @@ def compare_gradients(workload: Workload, *, base_micro_batch_size: int, micro_b
 
     Runs without the compiler and with dropout switched off; batch normalization stays as in training. Needs the memory
     of one pass at the larger size. Gradients, buffers and the random state are left as they were.
-
-    Args:
-        base_micro_batch_size: Samples of a pass of the base split.
-        micro_batch_size: Samples of a pass of the recommended split.
     """
     small, large = sorted((base_micro_batch_size, micro_batch_size))
     if workload.job.mode is Mode.EVAL:
@@ -341,16 +327,8 @@ def check_step(workload: Workload, parameters: Sequence[torch.nn.Parameter], mic
     """Check that a training step leaves gradients, and that they depend on the batch, without the compiler.
 
     A single sample shows only whether there are gradients: a loss that compares the samples of a batch is then the
-    same whatever it is.
-
-    Args:
-        workload: A training job with code of the user's own; its parameters may be updated.
-        parameters: All that it has, without gradients; where none is known nothing is checked.
-        micro_batch_size: A size that was run, samples; at most half of it is taken, since without the compiler a pass
-            needs more memory.
-
-    Returns:
-        Whether all was checked.
+    same whatever it is. At most half of the size that was run is taken, since without the compiler a pass needs more
+    memory. Parameters may be updated; where none is known nothing is checked. Return whether all was checked.
 
     Raises:
         UserInputError: No parameter has a gradient, and none changes without one; or all gradients are zero; or

@@ -38,15 +38,10 @@ Gradient = tuple[torch.nn.Parameter, torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class BatchMix:
-    """Batches of different lengths whose passes are timed as one: the mean over their shares.
+    """Batches of different lengths whose passes are timed as one: the mean over their shares."""
 
-    Attributes:
-        batches: Of one size.
-        shares: Share of the training's batches for which each stands, in samples of a micro-batch.
-    """
-
-    batches: tuple[Batch, ...]
-    shares: tuple[float, ...]
+    batches: tuple[Batch, ...]  # of one size
+    shares: tuple[float, ...]  # share of the training's batches for which each stands, in samples of a micro-batch
 
     @classmethod
     def num_batches(cls, batch: Batch | BatchMix) -> int:
@@ -60,17 +55,11 @@ class CompiledEachPassError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The slowest rank's view of one timed call, which all ranks share, so that they decide alike.
+    """The slowest rank's view of one timed call, which all ranks share, so that they decide alike."""
 
-    Attributes:
-        seconds: Of the slowest rank.
-        waited_s: As `Steps.waited_s`, of the rank that waited longest.
-        num_compilations: Begun during the call, on the rank with most.
-    """
-
-    seconds: float
-    waited_s: float
-    num_compilations: int
+    seconds: float  # of the slowest rank
+    waited_s: float  # as `Steps.waited_s`, of the rank that waited longest
+    num_compilations: int  # begun during the call, on the rank with most
 
 
 class Ranks(Protocol):
@@ -104,19 +93,7 @@ class Alone:
 class Steps:
     """Runs and times the passes and updates of a workload.
 
-    Args:
-        uses_cuda_graphs: Whether its passes are recorded into CUDA graphs.
-        ranks: The other ranks of the job.
-        replica_batch_size: Samples of one replica in a step, which decides how often a pass reduces gradients; None
-            where that is not known, for seldom.
-
-    Attributes:
-        num_compilations: Begun by the compiler so far, as its session counts them.
-        num_repeated: Passes that were run again so far, because the compiler ran in them.
-        waited_s: For how long one of the threads of the call that was timed last waited for a processor; of
-            passes back to back, the mean.
-        pass_times_by_kind_s: Of each timing, its size and the seconds of a pass without and with the reduction of
-            gradients, where they differ; and those of the first on this rank alone.
+    The `replica_batch_size` (samples) decides how often a pass reduces gradients; where it is None, seldom.
     """
 
     def __init__(
@@ -131,24 +108,22 @@ class Steps:
         self._ranks = ranks or Alone()
         self._replica_batch_size = replica_batch_size
         self.synchronizes_last = workload.job.mode is Mode.TRAIN and workload.job.parallelism.synchronizes_last
+        # Of each timing, its size and the seconds of a pass without and with the reduction of gradients, where they
+        # differ; and those of the first on this rank alone.
         self.pass_times_by_kind_s: list[tuple[int, float, float, float]] = []
         self._own_s = 0.0  # of the call that was timed last, on this rank
         self._workload, self._device, self._uses_cuda_graphs = workload, device, uses_cuda_graphs
         self._last_loss = torch.tensor(float("nan"))
-        self.num_compilations = self.num_repeated = 0
+        self.num_compilations = 0  # begun by the compiler so far, as its session counts them
+        self.num_repeated = 0  # passes that were run again so far, because the compiler ran in them
         self._kept: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._num_optimizer_steps = 0
         for optimizer in workload.optimizers:
             optimizer.register_step_post_hook(self._count_optimizer_step)
-        self.waited_s = 0.0
+        self.waited_s = 0.0  # by a thread of the last call for a processor; of passes back to back, the mean
 
     def forward_backward(self, batch: Batch, *, is_last: bool = True) -> None:
-        """Run one forward and backward pass, which adds to the gradients that there are.
-
-        Args:
-            batch: Of one replica.
-            is_last: Whether it is the last pass of a step, in which replicas reduce their gradients in any case.
-        """
+        """Run one forward and backward pass, which adds to the gradients that there are."""
         if self._uses_cuda_graphs:
             # Each pass is an iteration of its own, also after one that failed between forward and backward: without
             # the mark, CUDA graph trees wait for that backward for ever (`can_start_new_generation`).
@@ -161,11 +136,7 @@ class Steps:
         self._attach_kept()
 
     def first_update(self, batch: Batch) -> None:
-        """Update until an optimizer steps: a gradient scaler skips its first updates, whose gradients overflow.
-
-        Args:
-            batch: Of the pass that gave the gradients, which is run again after an update that was skipped.
-        """
+        """Update until an optimizer steps: a gradient scaler skips its first updates, whose gradients overflow."""
         self.update()
         for _ in range(MAX_SKIPPED_UPDATES if self._workload.optimizers else 0):
             if self._num_optimizer_steps:
@@ -191,9 +162,6 @@ class Steps:
 
         Where only the last pass of a step reduces gradients, it is the mean over the passes of a step: t_in + (t_last -
         t_in) / A, with the times of a pass without and with the reduction, and the accumulation steps A.
-
-        Raises:
-            CompiledEachPassError: It ran in each of them.
         """
         if isinstance(batch, BatchMix):
             return self._timed_mix(batch, num_passes)
@@ -408,10 +376,9 @@ def len_of(batch: Batch) -> int:
 
 
 def warm_device(device: torch.device) -> float:
-    """Keep the device busy for a moment: an idle one starts at a low clock.
+    """Keep the device busy for a moment, since an idle one starts at a low clock.
 
-    Returns:
-        Products of two matrices of 512 x 512 in a second, by which ranks are compared.
+    Return the products of two matrices of 512 x 512 in a second, by which ranks are compared.
     """
     square = torch.ones(512, 512, device=device)
     began, num_products = time.perf_counter(), 0

@@ -42,38 +42,23 @@ PASSES_PER_STEP = 2  # so that old and new gradients meet
 
 
 class RanPass(NamedTuple):
-    """A pass of a probe's size, or the mean of several that ran back to back.
-
-    Attributes:
-        seconds: How long it took.
-        scheduler_wait_s: For how long one of its threads waited for a processor.
-        loss: Of its samples.
-        num_passes: How many it is the mean of.
-    """
+    """A pass of a probe's size, or the mean of several that ran back to back."""
 
     seconds: float
-    scheduler_wait_s: float
-    loss: float
-    num_passes: int = 1
+    scheduler_wait_s: float  # for how long one of its threads waited for a processor
+    loss: float  # of its samples
+    num_passes: int = 1  # how many it is the mean of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """What was timed of a probe's size.
+    """What was timed of a probe's size."""
 
-    Attributes:
-        pass_times_s: Seconds of the passes that count, in order; each may be the mean of several.
-        interleaved_times_s: As `Observation` has it.
-        scheduler_wait_fraction: As `Observation` has it.
-        loss: Of the last pass of the probe's size.
-        details: Extra facts by name, JSON values only.
-    """
-
-    pass_times_s: list[float]
-    scheduler_wait_fraction: float
-    loss: float
-    interleaved_times_s: Mapping[int, list[float]] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
+    pass_times_s: list[float]  # seconds of the passes that count, in order; each may be the mean of several
+    scheduler_wait_fraction: float  # as `Observation` has it
+    loss: float  # of the last pass of the probe's size
+    interleaved_times_s: Mapping[int, list[float]] = field(default_factory=dict)  # as `Observation` has it
+    details: Mapping[str, Any] = field(default_factory=dict)  # extra facts by name, JSON values only
 
     @property
     def values(self) -> dict[str, Any]:
@@ -98,14 +83,8 @@ def time_size(
 ) -> Timed:
     """Time rounds of passes, a short visit to each size in turn, until the rounds suffice.
 
-    Args:
-        batches: By size; the probe's own, alone or with those of the sizes that it is interleaved with.
-        usual_pass_s: By size, about how long a pass takes; a visit has as many passes as that asks for.
-        budget_s: Seconds of passes after which the rounds suffice; contenders that are interleaved have
-            `BUDGETS_OF_CONTENDERS` times as much.
-        known: Passes of the probe's own size that have just run and count: the first visit, or a round each if the size
-            is alone.
-        report: Called with the seconds of each pass of the probe's own size, and without them for other sizes.
+    `known` passes of the probe's own size have just run and count: the first visit, or a round each if it is alone.
+    `report` is called with the seconds of each pass of the own size, and without them for other sizes.
     """
     own, is_alone = probe.micro_batch_size, len(batches) == 1
     is_screening = probe.purpose is Purpose.SEARCH and not is_alone
@@ -168,15 +147,10 @@ def _back_to_back(ran: Sequence[RanPass]) -> dict[str, list[int]]:
 
 
 class Timing(NamedTuple):
-    """Passes of one kind that ran one after another.
+    """Passes of one kind that ran one after another."""
 
-    Attributes:
-        num_passes: How many.
-        seconds: Of all of them; where batches of several lengths alternate, as if each had the mean length.
-    """
-
-    num_passes: int
-    seconds: float
+    num_passes: int  # how many
+    seconds: float  # of all of them; where batches of several lengths alternate, as if each had the mean length
 
     @property
     def pass_s(self) -> float:
@@ -201,13 +175,6 @@ def time_pairs(
     """Time compiled and eager passes in pairs, each pair the other way round than the one before.
 
     A steady change of the machine's speed affects both alike, and neither always has the other's caches.
-
-    Args:
-        usual_pass_s: About how long a compiled pass takes.
-        is_warm: Whether the first pass of a kind takes what the next ones take.
-
-    Returns:
-        The compiled and the eager timings; as many of both.
     """
     num_batches = BatchMix.num_batches(batch)
     kinds: dict[bool, Callable[[], AbstractContextManager[Any]]] = {False: nullcontext, True: eagerly}
@@ -254,13 +221,7 @@ def profile_steps(
     trace_path: Path,
     is_training: bool,
 ) -> Profile:
-    """Profile steps, write the trace and the record of memory, and return what they show.
-
-    Args:
-        make_batch: Makes a batch of the size, which has run before.
-        trace_path: A JSON file, or one that ends in `.gz`.
-        is_training: Whether updates follow the passes.
-    """
+    """Profile steps, write the trace and the record of memory, and return what they show."""
     is_cuda = device.type == "cuda"
     stem = trace_path.name.removesuffix(".gz").removesuffix(".json")
     memory_path = trace_path.with_name(f"{stem}_memory.{'pickle' if is_cuda else 'json'}")

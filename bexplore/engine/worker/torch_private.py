@@ -80,8 +80,7 @@ def memory_events(profiler: torch.profiler.profile) -> list[tuple[int, int]]:
 def mark_unbacked(tensor: torch.Tensor, dimension: int, *, hint: int | None) -> None:
     """Declare a sample dimension of unknown size; all dimensions marked so are of one size.
 
-    Args:
-        hint: The size that kernels are chosen for; None for the compiler's default. It is not guarded.
+    Kernels are chosen for the `hint`, which is not guarded; None for the compiler's default.
     """
     decorators.mark_unbacked(tensor, dimension, shape_id="samples", hint_override=hint)
 
@@ -189,9 +188,6 @@ def choose_kernels_for_largest(micro_batch_size: int) -> None:
     bits from 2^31 elements on. These kernels are right on both sides; the guard stays where indices have 32 bits.
     Source: `MixOrderReduction.can_fuse` in torch/_inductor/scheduler.py, `expr_fits_within_32bit` in
     torch/_inductor/utils.py (torch 2.11 to 2.13). For this whole process, whose programs get cache keys of their own.
-
-    Args:
-        micro_batch_size: The largest number of samples.
     """
     torch.compiler.config.cache_key_tag = f"bexplore: kernels for {micro_batch_size} samples"
     reductions = find_interface("torch._inductor.scheduler.MixOrderReduction")
