@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,14 +58,7 @@ class _Argparse:
         self.roots = [self.loose]
         self.inherited: set[int] = set()
         self.made: dict[int, _Parser] = {}
-        self.nodes = [*program.walk()]
-        self.assigned: dict[tuple[int, str], list[tuple[int, ast.expr]]] = defaultdict(list)
-        for module, node in self.nodes:
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    key = (id(module.scope(target)), ast.unparse(target))
-                    self.assigned[key].append((node.lineno, node.value))
-        for module, node in self.nodes:
+        for module, node in program.walk():
             if isinstance(node, ast.Call):
                 self._take(module, node)
 
@@ -115,16 +107,9 @@ class _Argparse:
             return self._parsers_of_call(module, expr, depth)
         if not isinstance(expr, ast.Name | ast.Attribute):
             return []
-        scope = module.scope(expr)
-        text = ast.unparse(expr)
-        values = self.assigned.get((id(scope), text)) or self.assigned.get((id(module.tree), text), [])
-        before = [value for line, value in values if line <= expr.lineno] or [value for _, value in values]
-        if before:
-            return self._parsers(module, before[-1], depth + 1)
-        if isinstance(scope, ast.FunctionDef) and isinstance(expr, ast.Name):
-            handed = [self._parsers(other, one, depth + 1) for other, one in self.program.given(scope, expr.id)]
-            return list(dict.fromkeys(parser for parsers in handed for parser in parsers))
-        return []
+        given = self.program.given(module, expr)
+        found = [self._parsers(one.module, one.node, depth + 1) for one in given if isinstance(one.node, ast.expr)]
+        return list(dict.fromkeys(parser for parsers in found for parser in parsers))
 
     def _parsers_of_call(self, module: Module, call: ast.Call, depth: int) -> list[_Parser]:
         last = self.program.name(module, call).split(".")[-1]

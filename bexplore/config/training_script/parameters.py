@@ -73,7 +73,7 @@ class Parameter:
     @property
     def told_default(self) -> str:
         """Its default as messages tell it behind its name; empty where there is none."""
-        return "" if self.default is None else f" in place of {self.default}"
+        return "" if self.default in (None, "") else f" in place of {self.default}"
 
     @property
     def stand_in(self) -> str:

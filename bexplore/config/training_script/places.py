@@ -57,20 +57,9 @@ def _argv_offset(program: Program, module: Module, expr: ast.AST, depth: int = 0
         start = program.value(module, expr.slice.lower) if expr.slice.lower is not None else 0
         return before + start if before is not None and isinstance(start, int) and start >= 0 else None
     if isinstance(expr, ast.Name) and depth < _DEEPEST:
-        offsets = [_argv_offset(program, other, one, depth + 1) for other, one in _given(program, module, expr)]
+        offsets = [_argv_offset(program, one.module, one.node, depth + 1) for one in program.given(module, expr)]
         return next((one for one in offsets if one is not None), None)
     return None
-
-
-def _given(program: Program, module: Module, name: ast.Name) -> Iterator[tuple[Module, ast.expr]]:
-    """Yield what a name is given: in its function, by calls of that, at the top."""
-    scope = module.scope(name)
-    if isinstance(scope, ast.FunctionDef):
-        own = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)]
-        yield from ((module, node.value) for node in own if name.id in map(_target_name, node.targets))
-        yield from program.given(scope, name.id)
-    if name.id in module.values:
-        yield module, module.values[name.id]
 
 
 def _argv_parameter(program: Program, module: Module, node: ast.AST, number: int, name: str) -> Parameter:

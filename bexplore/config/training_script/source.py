@@ -46,10 +46,10 @@ class Module:
         """Return `file:line` of a node."""
         return f"{self.path}:{getattr(node, 'lineno', 1)}"
 
-    def scope(self, node: ast.AST) -> ast.AST:
-        """Return the function around a node, or the module."""
-        around = (one for one in self.ancestors(node) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
-        return next(around, self.tree)
+    def scope(self, node: ast.AST, text: str = "") -> ast.AST:
+        """Return where a name lives: the function around it, of `self.name` the class; else the module."""
+        kinds = (ast.ClassDef,) if text.startswith("self.") else (ast.FunctionDef, ast.AsyncFunctionDef)
+        return next((one for one in self.ancestors(node) if isinstance(one, kinds)), self.tree)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around a node, the nearest first."""
@@ -219,17 +219,39 @@ class Program:
                 calls.setdefault(id(found.node), []).append((module, node))
         return calls
 
-    def given(self, function: ast.FunctionDef, name: str) -> Iterator[tuple[Module, ast.expr]]:
-        """Yield what the program's own calls of a function give to an argument of it."""
+    @cached_property
+    def _assigned(self) -> dict[tuple[int, str], list[Found]]:
+        assigned: dict[tuple[int, str], list[Found]] = {}
+        statements = [(module, node) for module, node in self._reached if isinstance(node, ast.Assign)]
+        for module, node in statements:
+            for target in node.targets:
+                text = ast.unparse(target)
+                assigned.setdefault((id(module.scope(target, text)), text), []).append(Found(module, node.value))
+        return assigned
+
+    def given(self, module: Module, name: ast.Name | ast.Attribute) -> list[Found]:
+        """Return what a name stands for where it is used: its last value before that, or what calls give to it."""
+        text = ast.unparse(name)
+        scope = module.scope(name, text)
+        own = self._assigned.get((id(scope), text), [])
+        if not own and isinstance(scope, ast.FunctionDef) and isinstance(name, ast.Name):
+            handed = list(self._given_by_calls(scope, text))
+            if handed:
+                return handed
+        values = own or self._assigned.get((id(module.tree), text), [])
+        before = [one for one in values if getattr(one.node, "lineno", 0) <= name.lineno]
+        return (before or values)[-1:]
+
+    def _given_by_calls(self, function: ast.FunctionDef, name: str) -> Iterator[Found]:
         names = [one.arg for one in function.args.args]
         if name not in names:
             return
         index = names.index(name)
-        for where, call in self._calls.get(id(function), []):
+        for module, call in self._calls.get(id(function), []):
             named = next((one.value for one in call.keywords if one.arg == name), None)
             value = call.args[index] if index < len(call.args) else named
             if value is not None:
-                yield where, value
+                yield Found(module, value)
 
     def _own_tops(self, module: Module, top: ast.AST) -> list[ast.AST]:
         """Return what runs of a definition or of a module: of another than the script only what an import runs."""

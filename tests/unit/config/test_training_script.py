@@ -36,6 +36,12 @@ STYLES = {
         "def main():\n    p = argparse.ArgumentParser()\n    s = p.add_subparsers()\n    add(s.add_parser('fit'))\n",
         f"fit --batch_size {MBS}",
     ),
+    "argparse, parsers of an object": (
+        "import argparse\nclass Options:\n    def __init__(self):\n        self.parser = argparse.ArgumentParser()\n"
+        "        self.commands = self.parser.add_subparsers()\n    def add(self):\n"
+        "        self.train = self.commands.add_parser('train')\n        self.train.add_argument('--bs')\n",
+        f"train --bs {MBS}",
+    ),
     "argparse, accumulation": (
         "from argparse import ArgumentParser\np = ArgumentParser()\np.add_argument('data', nargs='?', default='d')\n"
         "p.add_argument('--batch-size', type=int, default=16)\np.add_argument('--grad-accum-steps', default=2)\n",
