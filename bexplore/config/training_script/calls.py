@@ -32,7 +32,7 @@ from bexplore.errors import UserInputError
 _READERS = (
     *(signatures.read_lightning, signatures.read_dataclasses, declared.read_click, signatures.read_applications),
     *(signatures.read_calls, declared.read_absl, declared.read_argparse, signatures.read_keys),
-    *(places.read_configurator, places.read_argv),
+    *(places.read_configurator, places.read_docopt, places.read_sacred, places.read_argv),
 )
 _MOST_SHOWN = 5  # calls or options in a message
 # Options that name a file of settings, as in torchtune, nanotron, litgpt, detectron2, OpenNMT and speechbrain.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bexplore.config.training_script.declared import keyword, scalar, texts
+from bexplore.config.training_script.help_text import read_help
 from bexplore.config.training_script.parameters import Interface, Parameter
 from bexplore.config.training_script.signatures import list_fields
 from bexplore.config.training_script.source import Definition, Found, Module, Program
@@ -163,6 +164,37 @@ def _settings(program: Program, module: Module, node: ast.ClassDef) -> Iterator[
         default = scalar(program, module, field.default)
         name = f"{prefix}{field.name}".upper()
         yield Parameter(name=name, head="", is_required=field.default is None, default=default, is_variable=True)
+
+
+# Texts and functions that name the parameters: docopt, sacred
+
+
+def read_docopt(program: Program) -> Iterator[Interface]:
+    """Yield the options that the text at the top of a script describes to `docopt`."""
+    calls = (program.name(program.main, node) for _, node in program.walk() if isinstance(node, ast.Call))
+    if any(name.split(".")[-1] == "docopt" for name in calls):
+        yield replace(read_help(ast.get_docstring(program.main.tree) or ""), style="docopt")
+
+
+def read_sacred(program: Program) -> Iterator[Interface]:
+    """Yield the names that functions with `@experiment.config` give values, which stand behind the word `with`."""
+    own: list[Parameter] = []
+    for module, node in program.walk():
+        if isinstance(node, ast.FunctionDef):
+            names = [program.name(module, one) for one in node.decorator_list if not isinstance(one, ast.Call)]
+            if any(name.split(".")[-1] == "config" for name in names):
+                values = {
+                    name: one.value
+                    for one in node.body
+                    if isinstance(one, ast.Assign)
+                    for name in map(_target_name, one.targets)
+                }
+                own += [
+                    Parameter(name=name, head=f"{name}=", default=scalar(program, module, value))
+                    for name, value in values.items()
+                ]
+    if own:
+        yield Interface("sacred", [], {"with": Interface("sacred", own)})
 
 
 # nanoGPT's configurator

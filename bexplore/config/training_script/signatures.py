@@ -6,6 +6,7 @@ typer, fire, tyro, transformers' HfArgumentParser, jsonargparse, LightningCLI an
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +50,7 @@ class Style:
 
 _TYPER = Style(name="typer", has_dashes=True, required_is_positional=True)
 _FIRE = Style(name="fire", is_nested=False, is_assigned=True)
+_TYRO = Style(name="tyro", has_dashes=True)
 _JSONARGPARSE = Style(name="jsonargparse", required_is_positional=True)
 _LIGHTNING = Style(name="LightningCLI")
 _HF = Style(name="HfArgumentParser")
@@ -58,7 +60,8 @@ _CALLS = {
     "typer.run": _TYPER,
     "fire.Fire": _FIRE,
     "fire.core.Fire": _FIRE,
-    "tyro.cli": Style(name="tyro", has_dashes=True),
+    "tyro.cli": _TYRO,
+    "tyro.extras.subcommand_cli_from_dict": _TYRO,
     "cyclopts.run": Style(name="cyclopts", has_dashes=True),
     "defopt.run": Style(name="defopt", has_dashes=True, required_is_positional=True),
     "simple_parsing.parse": Style(name="simple_parsing", is_nested=False),
@@ -216,14 +219,28 @@ def _component(program: Program, style: Style, module: Module, target: ast.expr 
     elif isinstance(node, ast.List | ast.Tuple):
         found = [program.find(module, one) for one in node.elts]
         yield _of_several(program, style, [(getattr(one.node, "name", ""), one) for one in found if one is not None])
+    elif style is _TYRO and (kinds := _union(program, module, node)):
+        words = [(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", ast.unparse(kind)).lower(), kind) for kind in kinds]
+        pairs = [(word, program.find(module, kind)) for word, kind in words]
+        yield _of_several(program, style, [(word, found) for word, found in pairs if found is not None])
     elif isinstance(node, ast.Call) and (made := program.find_class(module, node)) is not None:
         yield Interface(style.name, [], _methods(program, style, made))
     elif isinstance(node, Definition):
         yield _of_one(program, style, Found(module, node))
 
 
+def _union(program: Program, module: Module, node: ast.AST) -> list[ast.expr]:
+    """Return the members of `A | B` and of `Union[A, B]`; none of another expression."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return [*(_union(program, module, node.left) or [node.left]), node.right]
+    is_union = isinstance(node, ast.Subscript) and program.name(module, node.value).split(".")[-1] == "Union"
+    return node.slice.elts if is_union and isinstance(node.slice, ast.Tuple) else []  # type: ignore[attr-defined]
+
+
 def _of_several(program: Program, style: Style, functions: list[tuple[str, Found]]) -> Interface:
     commands = {name: _of_one(program, style, one) for name, one in functions if isinstance(one.node, Definition)}
+    if style is _JSONARGPARSE and len(commands) == 1:  # the only one is not named
+        return next(iter(commands.values()))
     return Interface(style.name, [], commands)
 
 

@@ -118,6 +118,25 @@ STYLES = {
         "TrlParser((ScriptArguments, SFTConfig, ModelConfig))\n",
         f"--per_device_train_batch_size {MBS} --output_dir {OUT} --gradient_accumulation_steps {ACC}",
     ),
+    "tyro, one of several classes": (
+        "import tyro\nfrom dataclasses import dataclass\n@dataclass\nclass TrainModel:\n    batch_size: int = 16\n"
+        "@dataclass\nclass Show:\n    path: str\ntyro.cli(TrainModel | Show)\n",
+        f"train-model --batch-size {MBS}",
+    ),
+    "docopt": (
+        '"""A training.\n\nUsage:\n  train.py [options]\n\nOptions:\n  -b N, --batch-size=N  samples [default: 4]\n'
+        '  --out=DIR             folder [default: o]\n"""\nfrom docopt import docopt\ndocopt(__doc__)\n',
+        f"--batch-size {MBS} --out {OUT}",
+    ),
+    "sacred": (
+        "from sacred import Experiment\nex = Experiment()\n@ex.config\ndef own():\n    batch_size = 4\n    lr = 0.1\n"
+        "@ex.automain\ndef main(batch_size): ...\n",
+        f"with batch_size={MBS}",
+    ),
+    "jsonargparse, all of the script": (
+        "from jsonargparse import CLI\ndef train(batch_size: int = 16): ...\nif __name__ == '__main__':\n    CLI()\n",
+        f"--batch_size {MBS}",
+    ),
     "jsonargparse": (
         "from jsonargparse import CLI\ndef train(batch_size: int = 16, out_dir: str = 'o'): ...\nCLI(train)\n",
         f"--batch_size {MBS} --out_dir {OUT}",
