@@ -372,3 +372,9 @@ def test_a_message_holds_nothing_that_a_terminal_obeys_and_has_an_end(tmp_path, 
 def test_a_message_keeps_its_lines_and_every_alphabet():
     error = UserInputError("größer als 模型\n  zwei", hint="a\nb")
     assert (error.message, error.hint) == ("größer als 模型\n  zwei", "a\nb")
+
+
+def test_a_value_below_its_key_stays_there():
+    text = "lr:\n  0.1\nsize:  # mine\n    4\nend: 1\n"
+
+    assert with_value(text, ("size",), 8, source="job.yaml") == text.replace("    4", "    8")
