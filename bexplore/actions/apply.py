@@ -35,32 +35,20 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchNumbers:
-    """The numbers of a batch, as one training has them in all of its files. None leaves a number as it is.
+    """The numbers of a batch, as one training has them in all of its files. None leaves a number as it is."""
 
-    Attributes:
-        micro_batch_size: Samples of one replica in one pass.
-        accumulation: Passes of a step.
-        global_batch_size: Samples of a step over all replicas.
-    """
-
-    micro_batch_size: int
-    accumulation: int | None
-    global_batch_size: int | None
+    micro_batch_size: int  # samples of one replica in one pass
+    accumulation: int | None  # passes of a step
+    global_batch_size: int | None  # samples of a step over all replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileChange:
-    """A planned change of one file.
+    """A planned change of one file."""
 
-    Attributes:
-        path: The file.
-        before: Its bytes.
-        after: Its bytes with the new values.
-    """
-
-    path: Path
-    before: bytes
-    after: bytes
+    path: Path  # the file
+    before: bytes  # its bytes
+    after: bytes  # its bytes with the new values
 
     @property
     def diff(self) -> str:
@@ -120,23 +108,14 @@ class BatchSizeRule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A `batch_size` that is not valid with the recommended size: one of the two has to change.
+    """A `batch_size` that is not valid with the recommended size: one of the two has to change."""
 
-    Attributes:
-        typed: The user's file and its options, quoted for a shell.
-        message: The conflict and its place in the file.
-        batch_size: The user's global batch size.
-        micro_batch_size: The recommended size.
-        nearest: The valid global batch size nearest to the user's.
-        keeps: The fastest size that keeps `batch_size`; None for none.
-    """
-
-    typed: str
-    message: str
-    batch_size: int
-    micro_batch_size: int
-    nearest: int
-    keeps: KeepsBatchSize | None
+    typed: str  # the user's file and its options, quoted for a shell
+    message: str  # the conflict and its place in the file
+    batch_size: int  # the user's global batch size
+    micro_batch_size: int  # the recommended size
+    nearest: int  # the valid global batch size nearest to the user's
+    keeps: KeepsBatchSize | None  # the fastest size that keeps `batch_size`; None for none
 
     def sentence(self, rule: BatchSizeRule) -> str:
         """Return what a rule writes, in words."""
@@ -165,27 +144,17 @@ def refuse(choice: Choice) -> BatchSizeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """A planned change of the user's file, and of further files of the same training.
+    """A planned change of the user's file, and of further files of the same training."""
 
-    Attributes:
-        file: The user's file.
-        further: Further files in which numbers of the batch stand.
-        run: The run that found the values.
-        answer: The size to write, with its relative performance and confidence.
-        base_micro_batch_size: The size that the performance is relative to.
-        batch_size_change: The global batch size before and after; None if it stays.
-        keeps_section: Whether the new file is another package's and has a section `explore`.
-        settings: What is written beside the size, by key of the section `explore`.
-    """
-
-    file: FileChange
-    run: Run
-    answer: AnswerPart | KeepsBatchSize
-    base_micro_batch_size: int
-    batch_size_change: tuple[int, int] | None
-    keeps_section: bool
+    file: FileChange  # the user's file
+    run: Run  # the run that found the values
+    answer: AnswerPart | KeepsBatchSize  # the size to write, with its relative performance and confidence
+    base_micro_batch_size: int  # the size that the performance is relative to
+    batch_size_change: tuple[int, int] | None  # the global batch size before and after; None if it stays
+    keeps_section: bool  # whether the new file is another package's and has a section `explore`
+    # What is written beside the size, by key of the section `explore`.
     settings: Mapping[str, Any] = field(default_factory=dict)
-    further: tuple[FileChange, ...] = ()
+    further: tuple[FileChange, ...] = ()  # further files in which numbers of the batch stand
 
     @property
     def files(self) -> tuple[FileChange, ...]:

@@ -89,19 +89,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line.
+    """One line."""
 
-    Attributes:
-        name: The requirement.
-        status: The result.
-        message: The observation.
-        fix: A command or an instruction; empty where nothing needs to be done.
-    """
-
-    name: str
-    status: Status
-    message: str
-    fix: str = ""
+    name: str  # the requirement
+    status: Status  # the result
+    message: str  # the observation
+    fix: str = ""  # a command or an instruction; empty where nothing needs to be done
 
 
 def examine(

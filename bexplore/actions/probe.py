@@ -101,17 +101,11 @@ def probe_once(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """One size that was run.
+    """One size that was run."""
 
-    Attributes:
-        observation: What was measured.
-        profile: What a profile of its steps shows; None where none was made.
-        run: The run of this job whose report links the profile; None for none.
-    """
-
-    observation: Observation
-    profile: Profile | None = None
-    run: run_directory.Run | None = None
+    observation: Observation  # what was measured
+    profile: Profile | None = None  # what a profile of its steps shows; None where none was made
+    run: run_directory.Run | None = None  # the run of this job whose report links the profile; None for none
 
 
 def _check_trace_path(config: Config, trace_path: Path | None) -> None:

@@ -88,26 +88,18 @@ class CommandFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The command that trains, before a size is filled in.
+    """The command that trains, before a size is filled in."""
 
-    Attributes:
-        argv: Program and arguments, with placeholders.
-        env: Further variables of the environment, with placeholders.
-        file: The user's file; None where the command has none.
-        num_replicas: Data-parallel replicas that the command must start; None where the first probe shows it.
-        accumulation: Micro-batches of one replica in a step that the training has by itself, by a word of the command
-            or by its file; None where neither says.
-        writes_are_fine: Whether the user consents to a command without `{output_dir}`.
-        is_typed: Whether the command stood on the command line and not in the file.
-    """
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-    file: CommandFile | None = None
+    argv: tuple[str, ...]  # program and arguments, with placeholders
+    env: Mapping[str, str] = field(default_factory=dict)  # further variables of the environment, with placeholders
+    file: CommandFile | None = None  # the user's file; None where the command has none
+    # Data-parallel replicas that the command must start; None where the first probe shows it.
     num_replicas: int | None = None
+    # Micro-batches of one replica in a step that the training has by itself, by a word of the command or by its file;
+    # None where neither says.
     accumulation: int | None = None
-    writes_are_fine: bool = False
-    is_typed: bool = False
+    writes_are_fine: bool = False  # whether the user consents to a command without `{output_dir}`
+    is_typed: bool = False  # whether the command stood on the command line and not in the file
 
     @property
     def placeholders(self) -> set[str]:

@@ -51,20 +51,13 @@ When: TypeAlias = Callable[[Evidence], Values | None]
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[Evidence]):
-    """One rule. Its texts are templates of `str.format` over the values that `when` returns.
+    """One rule. Its texts are templates of `str.format` over the values that `when` returns."""
 
-    Attributes:
-        kind: As in `Bottleneck`.
-        text: What was seen.
-        action: What to try; empty where nothing needs to be done.
-        source: Where the rule comes from.
-        when: Returns the values: numbers, which are the evidence, and words; None where the rule does not apply.
-    """
-
-    kind: str
-    text: str
-    action: str
-    source: str
+    kind: str  # as in `Bottleneck`
+    text: str  # what was seen
+    action: str  # what to try; empty where nothing needs to be done
+    source: str  # where the rule comes from
+    # Returns the values: numbers, which are the evidence, and words; None where the rule does not apply.
     when: When[Evidence]
 
 
@@ -96,27 +89,17 @@ def evaluate_rules(rules: Iterable[Rule[Evidence]], evidence: Evidence) -> Itera
 
 @dataclass(frozen=True, kw_only=True)
 class JobEvidence:
-    """The measurements of a job.
+    """The measurements of a job."""
 
-    Attributes:
-        job: The job that ran.
-        observations: Every probe, at the speed that the result tells of its size.
-        micro_batch_size: The recommended size; None for none.
-        accumulation_steps: Passes of an optimizer step of the user's global batch size; None if unknown.
-        cost_model: The trace; None for none.
-        device_info: torch's description of the device; empty if unknown.
-        loader: The timing of the user's own data loader; None where there is none.
-        parallel: The ranks at the recommended size; None for a job of one device.
-    """
-
-    job: Job
-    observations: Sequence[Observation]
-    micro_batch_size: int | None
+    job: Job  # the job that ran
+    observations: Sequence[Observation]  # every probe, at the speed that the result tells of its size
+    micro_batch_size: int | None  # the recommended size; None for none
+    # Passes of an optimizer step of the user's global batch size; None if unknown.
     accumulation_steps: int | None = None
-    cost_model: CostModel | None = None
-    device_info: Mapping[str, Any] = field(default_factory=dict)
-    loader: Mapping[str, Any] | None = None
-    parallel: RanksPart | None = None
+    cost_model: CostModel | None = None  # the trace; None for none
+    device_info: Mapping[str, Any] = field(default_factory=dict)  # torch's description of the device; empty if unknown
+    loader: Mapping[str, Any] | None = None  # the timing of the user's own data loader; None where there is none
+    parallel: RanksPart | None = None  # the ranks at the recommended size; None for a job of one device
 
     @cached_property
     def device(self) -> Device | None:

@@ -29,20 +29,15 @@ FEW_MATRICES = 0.4  # share of kernel time below which most of it moves memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEvidence:
-    """What `bexplore network` has timed between the devices that train.
+    """What `bexplore network` has timed between the devices that train."""
 
-    Attributes:
-        slow: Ranks and links that hold the others up, a sentence each.
-        speeds: Bandwidths by name, bytes/s: of the slowest link, and of the median one.
-        seconds: Returns how long collectives take at the bandwidth that was timed; None for one that was not timed.
-        exposed_s: Seconds of a pass of the run that communication added to it; None if unknown.
-        explained_s: Seconds that all collectives of such a pass take at that bandwidth; None if unknown.
-    """
-
-    slow: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()  # ranks and links that hold the others up, a sentence each
+    # Bandwidths by name, bytes/s: of the slowest link, and of the median one.
     speeds: Mapping[str, float] = field(default_factory=dict)
+    # Returns how long collectives take at the bandwidth that was timed; None for one that was not timed.
     seconds: Callable[[ProfiledCollective], float | None] = lambda collective: None
-    exposed_s: float | None = None
+    exposed_s: float | None = None  # seconds of a pass of the run that communication added to it; None if unknown
+    # Seconds that all collectives of such a pass take at that bandwidth; None if unknown.
     explained_s: float | None = None
 
 

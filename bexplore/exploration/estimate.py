@@ -21,15 +21,10 @@ _OF_THE_MACHINE = ("torch", "processor", "accelerator", "threads")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The expected duration of an exploration.
+    """The expected duration of an exploration."""
 
-    Attributes:
-        seconds: The duration; None if unknown.
-        why: The earlier run, or why it is unknown.
-    """
-
-    seconds: float | None
-    why: str
+    seconds: float | None  # the duration; None if unknown
+    why: str  # the earlier run, or why it is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

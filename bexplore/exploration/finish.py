@@ -41,32 +41,21 @@ def is_for_request(stored: RunResult, config: Config) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The steps after the search.
+    """The steps after the search."""
 
-    Attributes:
-        config: The job, with the settings of the recommended variant.
-        runner: Ran its probes; its last worker still holds the recommended program. None where the user's own command
-            ran them, and nothing further is measured.
-        run: The run on disk.
-        cost_model: The trace; None for none.
-        memory_by_length: Traces at several lengths of samples; None where all are as long.
-        device_info: torch's description of the device.
-        elapsed_s: Seconds since the exploration began.
-        verified_step_time_s: Seconds of a real step of the user's global batch size; None where none was run.
-        variant: Number of the recommended variant.
-        searched: All variants of the search; empty for a job with one.
-    """
-
-    config: Config
+    config: Config  # the job, with the settings of the recommended variant
+    # Ran its probes; its last worker still holds the recommended program. None where the user's own command ran them,
+    # and nothing further is measured.
     runner: EngineRunner | None
-    run: Run
-    cost_model: CostModel | None
-    device_info: Mapping[str, Any]
-    elapsed_s: Callable[[], float]
+    run: Run  # the run on disk
+    cost_model: CostModel | None  # the trace; None for none
+    device_info: Mapping[str, Any]  # torch's description of the device
+    elapsed_s: Callable[[], float]  # seconds since the exploration began
+    # Seconds of a real step of the user's global batch size; None where none was run.
     verified_step_time_s: float | None = None
-    memory_by_length: MemoryByLength | None = None
-    variant: int = 0
-    searched: Sequence[TracedVariant] = ()
+    memory_by_length: MemoryByLength | None = None  # traces at several lengths of samples; None where all are as long
+    variant: int = 0  # number of the recommended variant
+    searched: Sequence[TracedVariant] = ()  # all variants of the search; empty for a job with one
     _eager_by_size: dict[int, EagerComparison | None] = field(default_factory=dict, init=False)
 
     @property

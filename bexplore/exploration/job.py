@@ -81,21 +81,13 @@ HOPELESS_FACTOR = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TracedJob:
-    """What an exploration holds once its device is found.
+    """What an exploration holds once its device is found."""
 
-    Attributes:
-        run: The run.
-        facts: torch's description of the device.
-        budget: What the tensors of one replica may take.
-        cost_model: The trace of the file's own settings; None where there is none, or none yet.
-        why_untraced: Why there is no trace; empty where there is one.
-    """
-
-    run: run_directory.Run
-    facts: Mapping[str, Any]
-    budget: MemoryBudget
-    cost_model: CostModel | None = None
-    why_untraced: str = ""
+    run: run_directory.Run  # the run
+    facts: Mapping[str, Any]  # torch's description of the device
+    budget: MemoryBudget  # what the tensors of one replica may take
+    cost_model: CostModel | None = None  # the trace of the file's own settings; None where there is none, or none yet
+    why_untraced: str = ""  # why there is no trace; empty where there is one
 
     @property
     def is_emulated(self) -> bool:

@@ -50,17 +50,11 @@ def describe_absent_memory(memory_bytes: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """The memory budget for the peak of one replica's tensors.
+    """The memory budget for the peak of one replica's tensors."""
 
-    Attributes:
-        budget_bytes: The limit in force.
-        why: Its source, in one line for people.
-        warnings: Memory that other processes use, or a budget beyond the device.
-    """
-
-    budget_bytes: int
-    why: str
-    warnings: tuple[str, ...] = ()
+    budget_bytes: int  # the limit in force
+    why: str  # its source, in one line for people
+    warnings: tuple[str, ...] = ()  # memory that other processes use, or a budget beyond the device
 
 
 def resolve_budget(

@@ -21,17 +21,11 @@ _LINE_BREAK = re.compile(r",\s*\n\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeTimes:
-    """Passes of one size in one worker process.
+    """Passes of one size in one worker process."""
 
-    Attributes:
-        micro_batch_size: Samples of a pass.
-        pass_times_s: Wall seconds of each pass, in order.
-        cpu_time_s: Processor seconds of the worker for all of them.
-    """
-
-    micro_batch_size: int
-    pass_times_s: tuple[float, ...]
-    cpu_time_s: float
+    micro_batch_size: int  # samples of a pass
+    pass_times_s: tuple[float, ...]  # wall seconds of each pass, in order
+    cpu_time_s: float  # processor seconds of the worker for all of them
 
     def __post_init__(self) -> None:
         if not self.pass_times_s:
@@ -53,36 +47,22 @@ class SizeTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """The facts of a program, its machine and its times, in the order of the file.
+    """The facts of a program, its machine and its times, in the order of the file."""
 
-    Attributes:
-        config: Name of the configuration's file.
-        created_at: Time of writing, ISO 8601.
-        job_fingerprint: Sixteen hexadecimal digits of the job.
-        recommended_micro_batch_size: The guarded size; None if unknown.
-        base_micro_batch_size: The size that its speed is relative to; None if unknown.
-        memory_budget_bytes: The budget that the configuration declares; None for none.
-        toolchain: Versions by package, with `torch`.
-        machine: Properties that decide where planned memory, kernels and times may be compared.
-        job: The job, as `Job.as_record`.
-        any_device: Facts of the program traced for the CPU, which every machine can do.
-        device: Facts of the program traced for the job's own device; None where that is the CPU.
-        times: Passes by worker process.
-        settings: Of the job beside those of its file, by key of `explore.settings`; empty for the file's own.
-    """
-
-    config: str
-    created_at: str = ""
-    job_fingerprint: str
-    recommended_micro_batch_size: int | None = None
-    base_micro_batch_size: int | None = None
-    memory_budget_bytes: int | None = None
-    toolchain: Mapping[str, str]
-    machine: Mapping[str, Any]
-    job: Mapping[str, Any]
-    any_device: ProgramMetrics
+    config: str  # name of the configuration's file
+    created_at: str = ""  # time of writing, ISO 8601
+    job_fingerprint: str  # sixteen hexadecimal digits of the job
+    recommended_micro_batch_size: int | None = None  # the guarded size; None if unknown
+    base_micro_batch_size: int | None = None  # the size that its speed is relative to; None if unknown
+    memory_budget_bytes: int | None = None  # the budget that the configuration declares; None for none
+    toolchain: Mapping[str, str]  # versions by package, with `torch`
+    machine: Mapping[str, Any]  # properties that decide where planned memory, kernels and times may be compared
+    job: Mapping[str, Any]  # the job, as `Job.as_record`
+    any_device: ProgramMetrics  # facts of the program traced for the CPU, which every machine can do
+    # Facts of the program traced for the job's own device; None where that is the CPU.
     device: ProgramMetrics | None = None
-    times: tuple[tuple[SizeTimes, ...], ...] = ()
+    times: tuple[tuple[SizeTimes, ...], ...] = ()  # passes by worker process
+    # Of the job beside those of its file, by key of `explore.settings`; empty for the file's own.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, Any]:

@@ -29,25 +29,15 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The comparison of one fact.
+    """The comparison of one fact."""
 
-    Attributes:
-        name: The field of `ProgramMetrics`.
-        title: Its name for people.
-        tier: Where it is exact.
-        unit: The unit of its numbers; all but counts may differ by a tolerance.
-        items: The field whose items show what changed; empty for none.
-        more_is_worse: Whether growth is a regression.
-        is_of_graphs: Whether it covers the graphs only, and not what runs outside of them.
-    """
-
-    name: str
-    title: str
-    tier: Tier
-    unit: Unit = Unit.COUNT
-    items: str = ""
-    more_is_worse: bool = True
-    is_of_graphs: bool = False
+    name: str  # the field of `ProgramMetrics`
+    title: str  # its name for people
+    tier: Tier  # where it is exact
+    unit: Unit = Unit.COUNT  # the unit of its numbers; all but counts may differ by a tolerance
+    items: str = ""  # the field whose items show what changed; empty for none
+    more_is_worse: bool = True  # whether growth is a regression
+    is_of_graphs: bool = False  # whether it covers the graphs only, and not what runs outside of them
 
     @property
     def tolerance(self) -> float:

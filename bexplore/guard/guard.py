@@ -42,29 +42,18 @@ TIMES = frozenset({Tier.SAME_JOB, Tier.SAME_MACHINE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardOptions:
-    """The options of the guard.
+    """The options of the guard."""
 
-    Attributes:
-        baseline_path: The baseline file; None for none.
-        against: A revision, second configuration or folder to compare with in this job; None for none.
-        tiers: The facts to compare.
-        time_tolerance: Relative difference of times that counts as none.
-        time_limit_s: Upper bound on the seconds of all pairs of workers of `against`.
-        micro_batch_size: The size to guard; None for the baseline's, the configuration's or the newest result's.
-        model_dir: Folder of the results; None for the configuration's own.
-        load: Loads a second configuration with the options of the first.
-        say: Called with progress lines.
-    """
-
-    baseline_path: Path | None = None
-    against: str | None = None
-    tiers: frozenset[Tier] = EXACT | TIMES
-    time_tolerance: float = TIME_TOLERANCE
-    time_limit_s: float = TIME_LIMIT_S
+    baseline_path: Path | None = None  # the baseline file; None for none
+    against: str | None = None  # a revision, second configuration or folder to compare with in this job; None for none
+    tiers: frozenset[Tier] = EXACT | TIMES  # the facts to compare
+    time_tolerance: float = TIME_TOLERANCE  # relative difference of times that counts as none
+    time_limit_s: float = TIME_LIMIT_S  # upper bound on the seconds of all pairs of workers of `against`
+    # The size to guard; None for the baseline's, the configuration's or the newest result's.
     micro_batch_size: int | None = None
-    model_dir: str | None = None
-    load: Callable[[Path], Config] | None = None
-    say: Callable[[str], None] = lambda line: None
+    model_dir: str | None = None  # folder of the results; None for the configuration's own
+    load: Callable[[Path], Config] | None = None  # loads a second configuration with the options of the first
+    say: Callable[[str], None] = lambda line: None  # called with progress lines
 
 
 def update_baseline(config: Config, options: GuardOptions) -> Baseline:

@@ -69,23 +69,14 @@ Pair = Sequence[Round]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeDecision:
-    """The status of the times of two programs.
+    """The status of the times of two programs."""
 
-    Attributes:
-        status: Of the candidate: worse is slower.
-        wall: Ratio of wall times, candidate over reference.
-        cpu: Ratio of processor times.
-        stages: Ratio of wall times of the first stage, and of all later pairs.
-        reason: Why it is unsure, or a remark; empty for none.
-        advice: How to make it sure; empty where it is.
-    """
-
-    status: Status
-    wall: Ratio
-    cpu: Ratio
-    stages: tuple[Ratio, ...]
-    reason: str = ""
-    advice: str = ""
+    status: Status  # of the candidate: worse is slower
+    wall: Ratio  # ratio of wall times, candidate over reference
+    cpu: Ratio  # ratio of processor times
+    stages: tuple[Ratio, ...]  # ratio of wall times of the first stage, and of all later pairs
+    reason: str = ""  # why it is unsure, or a remark; empty for none
+    advice: str = ""  # how to make it sure; empty where it is
 
 
 def watch_processors() -> Callable[[], str]:

@@ -17,19 +17,13 @@ from bexplore.errors import UserInputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The program that the present one is compared with.
+    """The program that the present one is compared with."""
 
-    Attributes:
-        title: Its name for people.
-        config_path: Its configuration.
-        environment: Environment variables with which its workers import its code and not the present one.
-        foreign_root: Folder from which its workers must import nothing; None for no such folder.
-    """
-
-    title: str
-    config_path: Path
+    title: str  # its name for people
+    config_path: Path  # its configuration
+    # Environment variables with which its workers import its code and not the present one.
     environment: Mapping[str, str] = field(default_factory=dict)
-    foreign_root: Path | None = None
+    foreign_root: Path | None = None  # folder from which its workers must import nothing; None for no such folder
 
 
 @contextmanager

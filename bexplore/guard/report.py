@@ -54,27 +54,16 @@ EXIT_CODES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One compared fact.
+    """One compared fact."""
 
-    Attributes:
-        name: The fact, as in the baseline file.
-        title: Its name for people.
-        tier: Where it may be compared.
-        status: The result of the comparison.
-        before: The baseline's value, for people.
-        after: The present value, for people.
-        details: Changes, a line each: new operators, lost fusions, breaks with file and line.
-        where: `file.py:12` of the first new item; empty for none.
-    """
-
-    name: str
-    title: str
-    tier: Tier
-    status: Status
-    before: str = ""
-    after: str = ""
-    details: tuple[str, ...] = ()
-    where: str = ""
+    name: str  # the fact, as in the baseline file
+    title: str  # its name for people
+    tier: Tier  # where it may be compared
+    status: Status  # the result of the comparison
+    before: str = ""  # the baseline's value, for people
+    after: str = ""  # the present value, for people
+    details: tuple[str, ...] = ()  # changes, a line each: new operators, lost fusions, breaks with file and line
+    where: str = ""  # `file.py:12` of the first new item; empty for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,27 +85,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The findings of one run of the guard.
+    """The findings of one run of the guard."""
 
-    Attributes:
-        config: The configuration, as it was named.
-        reference: The baseline file, revision or second configuration.
-        findings: One for each compared fact.
-        not_compared: Facts that could not be compared.
-        toolchain_changes: Differences of the toolchain, a line each.
-        job_changes: Differences of the job's settings, a line each.
-        advice: Next steps, a line each.
-        elapsed_s: Duration of the run, seconds.
-    """
-
-    config: str
-    reference: str
-    findings: tuple[Finding, ...] = ()
-    not_compared: tuple[NotCompared, ...] = ()
-    toolchain_changes: tuple[str, ...] = ()
-    job_changes: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
-    elapsed_s: float = 0.0
+    config: str  # the configuration, as it was named
+    reference: str  # the baseline file, revision or second configuration
+    findings: tuple[Finding, ...] = ()  # one for each compared fact
+    not_compared: tuple[NotCompared, ...] = ()  # facts that could not be compared
+    toolchain_changes: tuple[str, ...] = ()  # differences of the toolchain, a line each
+    job_changes: tuple[str, ...] = ()  # differences of the job's settings, a line each
+    advice: tuple[str, ...] = ()  # next steps, a line each
+    elapsed_s: float = 0.0  # duration of the run, seconds
 
     @property
     def verdict(self) -> Verdict:

@@ -37,51 +37,32 @@ PASSES_OF_A_PROBE = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How one side is measured.
+    """How one side is measured."""
 
-    Attributes:
-        run_dir: Folder of the workers' logs.
-        tiers: The facts to find.
-        environment: Environment variables of the workers.
-        say: Called with progress lines.
-    """
-
-    run_dir: Path
-    tiers: frozenset[Tier]
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    say: Callable[[str], None] = lambda line: None
+    run_dir: Path  # folder of the workers' logs
+    tiers: frozenset[Tier]  # the facts to find
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # environment variables of the workers
+    say: Callable[[str], None] = lambda line: None  # called with progress lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarded:
-    """The guarded size and its settings, and the size that its speed is relative to.
+    """The guarded size and its settings, and the size that its speed is relative to."""
 
-    Attributes:
-        recommended: The size; None where none is known.
-        base: The smallest size; None likewise.
-        settings: By key of `explore.settings`; empty for those of the file itself.
-    """
-
-    recommended: int | None = None
-    base: int | None = None
+    recommended: int | None = None  # the size; None where none is known
+    base: int | None = None  # the smallest size; None likewise
+    # By key of `explore.settings`; empty for those of the file itself.
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One side of a comparison.
+    """One side of a comparison."""
 
-    Attributes:
-        config: Its configuration, on its device.
-        setup: How it is measured.
-        snapshot: Its baseline, without times.
-        device_info: torch's description of the device.
-    """
-
-    config: Config
-    setup: Setup
-    snapshot: Baseline
-    device_info: Mapping[str, Any]
+    config: Config  # its configuration, on its device
+    setup: Setup  # how it is measured
+    snapshot: Baseline  # its baseline, without times
+    device_info: Mapping[str, Any]  # torch's description of the device
 
 
 def observe(config: Config, setup: Setup, wanted: Guarded) -> Observed:

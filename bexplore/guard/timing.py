@@ -22,17 +22,11 @@ MAX_PASSES_PER_BLOCK = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Consecutive passes of one worker.
+    """Consecutive passes of one worker."""
 
-    Attributes:
-        pass_times_s: Wall seconds of each pass.
-        cpu_time_s: Processor seconds of the worker for all passes.
-        loss: Loss of the last pass.
-    """
-
-    pass_times_s: tuple[float, ...]
-    cpu_time_s: float
-    loss: float = 0.0
+    pass_times_s: tuple[float, ...]  # wall seconds of each pass
+    cpu_time_s: float  # processor seconds of the worker for all passes
+    loss: float = 0.0  # loss of the last pass
 
     @property
     def log_wall_s(self) -> float:
@@ -53,21 +47,13 @@ def count_passes(pass_time_s: float, block_s: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """A ratio of times and its interval.
+    """A ratio of times and its interval."""
 
-    Attributes:
-        value: The ratio; NaN where something was not a number or nothing was measured.
-        low: Lower end of the interval.
-        high: Upper end.
-        num_workers: Number of workers, or of pairs of workers.
-        num_rounds: Number of values of all workers.
-    """
-
-    value: float
-    low: float
-    high: float
-    num_workers: int
-    num_rounds: int
+    value: float  # the ratio; NaN where something was not a number or nothing was measured
+    low: float  # lower end of the interval
+    high: float  # upper end
+    num_workers: int  # number of workers, or of pairs of workers
+    num_rounds: int  # number of values of all workers
 
     def __str__(self) -> str:
         """Return the ratio and its interval, for people."""

@@ -24,17 +24,11 @@ COLLECTIVES_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multiprocessor:
-    """What a compute capability decides.
+    """What a compute capability decides."""
 
-    Attributes:
-        max_threads: Threads that can reside on one multiprocessor.
-        shared_memory_bytes: Shared memory of one multiprocessor.
-        shared_memory_per_block_bytes: The most of it that one block can opt in to.
-    """
-
-    max_threads: int
-    shared_memory_bytes: int
-    shared_memory_per_block_bytes: int
+    max_threads: int  # threads that can reside on one multiprocessor
+    shared_memory_bytes: int  # shared memory of one multiprocessor
+    shared_memory_per_block_bytes: int  # the most of it that one block can opt in to
 
 
 def _multiprocessor(max_threads: int, shared_kib: int, shared_per_block_kib: int) -> Multiprocessor:
@@ -65,17 +59,11 @@ MULTIPROCESSORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """What a driver tells of a CUDA device beside its size.
+    """What a driver tells of a CUDA device beside its size."""
 
-    Attributes:
-        l2_bytes: Cache of the second level.
-        bus_bits: Width of the memory's bus.
-        clock_khz: Highest clock of the multiprocessors.
-    """
-
-    l2_bytes: int
-    bus_bits: int
-    clock_khz: int
+    l2_bytes: int  # cache of the second level
+    bus_bits: int  # width of the memory's bus
+    clock_khz: int  # highest clock of the multiprocessors
 
 
 def _chip(l2_mib: float, bus_bits: int, clock_mhz: int) -> Chip:
@@ -160,29 +148,20 @@ _CHIPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator.
+    """One accelerator."""
 
-    Attributes:
-        name: What the driver calls it.
-        further_words: Words that its name may have beside those of its key. Any other word makes another device of it
-            (Laptop, SUPER, D, Max-Q, MIG, vGPU profiles): its peaks differ, and a wrong peak is worse than none.
-        total_memory_bytes: What torch reports as `total_memory`; less than the figure that it is sold under.
-        capability: CUDA compute capability, (major, minor); None where it is not a CUDA device.
-        num_multiprocessors: Streaming multiprocessors; None where it is not a CUDA device.
-        bfloat16_flops_per_s: Peak of dense bfloat16 arithmetic with float32 accumulation; None where the device has no
-            such units, or its maker publishes no such figure.
-        bandwidth_bytes_per_s: Peak of the memory.
-        chip: What the driver tells beside; None where it is not a CUDA device.
-    """
-
-    name: str
+    name: str  # what the driver calls it
+    # Words that its name may have beside those of its key. Any other word makes another device of it (Laptop, SUPER, D,
+    # Max-Q, MIG, vGPU profiles): its peaks differ, and a wrong peak is worse than none.
     further_words: frozenset[str]
-    total_memory_bytes: int
-    capability: tuple[int, int] | None
-    num_multiprocessors: int | None
+    total_memory_bytes: int  # what torch reports as `total_memory`; less than the figure that it is sold under
+    capability: tuple[int, int] | None  # CUDA compute capability, (major, minor); None where it is not a CUDA device
+    num_multiprocessors: int | None  # streaming multiprocessors; None where it is not a CUDA device
+    # Peak of dense bfloat16 arithmetic with float32 accumulation; None where the device has no such units, or its maker
+    # publishes no such figure.
     bfloat16_flops_per_s: float | None
-    bandwidth_bytes_per_s: float | None
-    chip: Chip | None = None
+    bandwidth_bytes_per_s: float | None  # peak of the memory
+    chip: Chip | None = None  # what the driver tells beside; None where it is not a CUDA device
 
     @property
     def memory_clock_khz(self) -> int:

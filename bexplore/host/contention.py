@@ -36,13 +36,9 @@ CLOCK_EVENTS = {
 
 @dataclass(slots=True)
 class CpuContention:
-    """What others did to the processors since `start`: the workers, their children and this process are left out.
+    """What others did to the processors since `start`: the workers, their children and this process are left out."""
 
-    Attributes:
-        pids: The workers' process ids.
-    """
-
-    pids: Sequence[int]
+    pids: Sequence[int]  # the workers' process ids
     _begin_s: float = 0.0
     _busy_s: float = 0.0
     _own_s: float = 0.0
@@ -114,15 +110,10 @@ def _throttle_count() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeProcess:
-    """A process that has a context on a device.
+    """A process that has a context on a device."""
 
-    Attributes:
-        pid: Its id, which is the host's where a container does not translate it.
-        used_bytes: Of the device's memory; None where the driver keeps no account.
-    """
-
-    pid: int
-    used_bytes: int | None
+    pid: int  # its id, which is the host's where a container does not translate it
+    used_bytes: int | None  # of the device's memory; None where the driver keeps no account
 
 
 class DeviceContention:

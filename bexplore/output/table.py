@@ -27,23 +27,14 @@ def markdown_cell(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of text under headings, which name the unit where a whole column has one.
+    """Rows of text under headings, which name the unit where a whole column has one."""
 
-    Attributes:
-        headings: One per column; empty texts for none.
-        rows: One cell per column; the last cell of a shorter row takes the rest of its line.
-        is_number: Whether a column is aligned right, one per column.
-        highlighted: Index of the row to highlight; None for none.
-        mark: What is written beside the highlighted row; empty for nothing.
-        remarks: A sentence below each row, or no sentences at all.
-    """
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    is_number: tuple[bool, ...]
-    highlighted: int | None = None
-    mark: str = ""
-    remarks: tuple[str, ...] = ()
+    headings: tuple[str, ...]  # one per column; empty texts for none
+    rows: tuple[tuple[str, ...], ...]  # one cell per column; the last cell of a shorter row takes the rest of its line
+    is_number: tuple[bool, ...]  # whether a column is aligned right, one per column
+    highlighted: int | None = None  # index of the row to highlight; None for none
+    mark: str = ""  # what is written beside the highlighted row; empty for nothing
+    remarks: tuple[str, ...] = ()  # a sentence below each row, or no sentences at all
 
     def without_empty_columns(self, unknown: str) -> Table:
         """Return the table without columns whose cells are all empty or unknown."""

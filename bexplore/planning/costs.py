@@ -19,24 +19,17 @@ LIKELY_FITS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCost:
-    """One forward and backward pass of a size, on each of the ranks that were timed.
+    """One forward and backward pass of a size, on each of the ranks that were timed."""
 
-    Attributes:
-        seconds: Of a pass that reduces no gradients, with what of other communication it holds.
-        last_s: Of the last pass of a step, which reduces them; `seconds` where passes do not differ.
-        exposed_s: Communication within `seconds` that computation does not hide; None where it was not timed apart.
-        is_exact: Whether it ran as the training runs it; else in the search's program, and scaled by the ratio of both
-            at the size that was verified.
-        is_predicted: Whether the size did not run.
-        peak_bytes: Peak of the live tensors, as measured; None if unknown.
-    """
-
-    seconds: float
-    last_s: float
+    seconds: float  # of a pass that reduces no gradients, with what of other communication it holds
+    last_s: float  # of the last pass of a step, which reduces them; `seconds` where passes do not differ
+    # Communication within `seconds` that computation does not hide; None where it was not timed apart.
     exposed_s: float | None = 0.0
+    # Whether it ran as the training runs it; else in the search's program, and scaled by the ratio of both at the size
+    # that was verified.
     is_exact: bool = True
-    is_predicted: bool = False
-    peak_bytes: int | None = None
+    is_predicted: bool = False  # whether the size did not run
+    peak_bytes: int | None = None  # peak of the live tensors, as measured; None if unknown
 
     @property
     def compute_s(self) -> float | None:
@@ -56,19 +49,12 @@ class PassCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedSpeeds:
-    """Throughput at sizes that the search did not run: the median of its posterior.
+    """Throughput at sizes that the search did not run: the median of its posterior."""
 
-    Attributes:
-        sizes: Micro-batch sizes, ascending.
-        samples_per_s: Of each.
-        fits: Probability, 0 to 1, that each fits and runs.
-        candidates: Sizes to which the user has restricted the search; None for no such list.
-    """
-
-    sizes: tuple[int, ...]
-    samples_per_s: tuple[float, ...]
-    fits: tuple[float, ...]
-    candidates: frozenset[int] | None = None
+    sizes: tuple[int, ...]  # micro-batch sizes, ascending
+    samples_per_s: tuple[float, ...]  # of each
+    fits: tuple[float, ...]  # probability, 0 to 1, that each fits and runs
+    candidates: frozenset[int] | None = None  # sizes to which the user has restricted the search; None for no such list
 
     def at(self, size: int) -> float | None:
         """Return samples/s, between two sizes by their logarithms; None outside of them, or where it may not run."""
@@ -89,86 +75,49 @@ class PredictedSpeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherSettings:
-    """The job with another precision, checkpointing or compilation.
+    """The job with another precision, checkpointing or compilation."""
 
-    Attributes:
-        settings: The values, by key.
-        micro_batch_size: The size at which it is fastest.
-        time_share: Seconds of a sample over those of the plan's settings.
-        is_measured: Whether it ran; else it was predicted.
-        changes_training: What it trains otherwise, in words.
-    """
-
-    settings: Mapping[str, Any]
-    micro_batch_size: int
-    time_share: float
-    is_measured: bool
-    changes_training: tuple[str, ...] = ()
+    settings: Mapping[str, Any]  # the values, by key
+    micro_batch_size: int  # the size at which it is fastest
+    time_share: float  # seconds of a sample over those of the plan's settings
+    is_measured: bool  # whether it ran; else it was predicted
+    changes_training: tuple[str, ...] = ()  # what it trains otherwise, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """What is known of the optimizer steps of a job. None means unknown, never 0.
+    """What is known of the optimizer steps of a job. None means unknown, never 0."""
 
-    Attributes:
-        title: The job in words.
-        origin: Where the figures are from, in words.
-        passes: By micro-batch size; empty where only the speed of whole steps is known.
-        predicted: Speeds of sizes between those that ran; None for none.
-        update_s: Seconds of an optimizer update; None in evaluation, and where no pass is known either.
-        parallelism: How the ranks that were timed share the work.
-        holds_communication: Whether the passes hold that of these ranks.
-        num_hosts: Hosts on which these ranks ran; None if unknown.
-        num_replicas: Replicas of the file's own numbers.
-        model_flops: Operations of a sample without recomputation, forward and backward.
-        hardware_flops: The same with recomputation.
-        num_parameters: Of the whole model.
-        gradient_bytes: One copy of the gradients of one rank; None in evaluation.
-        num_blocks: Identical blocks of the model; 0 if unknown.
-        cost_model: The trace of a rank that was timed; None for none.
-        memory_budget_bytes: For the tensors of a rank; None if unknown.
-        sizes: Micro-batch sizes that fit, where passes are not known: from 1 to this.
-        device_name: Of the device; empty if unknown.
-        is_on_cpu: Whether it is the CPU, whose cores also do the communication.
-        precision: Of the job's arithmetic; None if unknown.
-        peak_flops_per_s: Published peak of the device in bfloat16; None where it is in no table.
-        tokens_per_sample: Mean tokens of a sample; None where samples are not sequences.
-        micro_batch_size: The file's own, or the recommended one; None for none.
-        batch_size: The file's own global batch size.
-        max_steps: The file's own optimizer steps.
-        divisibility: Rule by which sizes must divide the batch.
-        other_settings: What other settings change: see `OtherSettings`.
-        notes: Lines that qualify all plans.
-    """
-
-    title: str
-    origin: str
+    title: str  # the job in words
+    origin: str  # where the figures are from, in words
+    # By micro-batch size; empty where only the speed of whole steps is known.
     passes: Mapping[int, PassCost] = field(default_factory=dict)
-    predicted: PredictedSpeeds | None = None
+    predicted: PredictedSpeeds | None = None  # speeds of sizes between those that ran; None for none
+    # Seconds of an optimizer update; None in evaluation, and where no pass is known either.
     update_s: float | None = None
-    parallelism: Parallelism = field(default_factory=Parallelism)
-    holds_communication: bool = False
-    num_hosts: int | None = None
-    num_replicas: int = 1
-    model_flops: float | None = None
-    hardware_flops: float | None = None
-    num_parameters: int | None = None
-    gradient_bytes: float | None = None
-    num_blocks: int = 0
-    cost_model: CostModel | None = None
-    memory_budget_bytes: int | None = None
-    sizes: int = 0
-    device_name: str = ""
-    is_on_cpu: bool = False
-    precision: Precision | None = None
-    peak_flops_per_s: float | None = None
-    tokens_per_sample: float | None = None
-    micro_batch_size: int | None = None
-    batch_size: int | None = None
-    max_steps: int | None = None
-    divisibility: Divisibility = Divisibility.STRICT
-    other_settings: tuple[OtherSettings, ...] = ()
-    notes: tuple[str, ...] = ()
+    parallelism: Parallelism = field(default_factory=Parallelism)  # how the ranks that were timed share the work
+    holds_communication: bool = False  # whether the passes hold that of these ranks
+    num_hosts: int | None = None  # hosts on which these ranks ran; None if unknown
+    num_replicas: int = 1  # replicas of the file's own numbers
+    model_flops: float | None = None  # operations of a sample without recomputation, forward and backward
+    hardware_flops: float | None = None  # the same with recomputation
+    num_parameters: int | None = None  # of the whole model
+    gradient_bytes: float | None = None  # one copy of the gradients of one rank; None in evaluation
+    num_blocks: int = 0  # identical blocks of the model; 0 if unknown
+    cost_model: CostModel | None = None  # the trace of a rank that was timed; None for none
+    memory_budget_bytes: int | None = None  # for the tensors of a rank; None if unknown
+    sizes: int = 0  # micro-batch sizes that fit, where passes are not known: from 1 to this
+    device_name: str = ""  # of the device; empty if unknown
+    is_on_cpu: bool = False  # whether it is the CPU, whose cores also do the communication
+    precision: Precision | None = None  # of the job's arithmetic; None if unknown
+    peak_flops_per_s: float | None = None  # published peak of the device in bfloat16; None where it is in no table
+    tokens_per_sample: float | None = None  # mean tokens of a sample; None where samples are not sequences
+    micro_batch_size: int | None = None  # the file's own, or the recommended one; None for none
+    batch_size: int | None = None  # the file's own global batch size
+    max_steps: int | None = None  # the file's own optimizer steps
+    divisibility: Divisibility = Divisibility.STRICT  # rule by which sizes must divide the batch
+    other_settings: tuple[OtherSettings, ...] = ()  # what other settings change: see `OtherSettings`
+    notes: tuple[str, ...] = ()  # lines that qualify all plans
 
     @property
     def is_measured(self) -> bool:

@@ -28,21 +28,13 @@ ROUNDING = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How devices share the work of a planned job: all that its steps depend on but the batch.
+    """How devices share the work of a planned job: all that its steps depend on but the batch."""
 
-    Attributes:
-        costs: Of a step, as it was timed or traced.
-        request: What is asked for.
-        network: Speeds between replicas, where these were not timed together; None if unknown.
-        devices: All of them.
-        parallelism: Of one pipeline stage's devices.
-    """
-
-    costs: StepCosts
-    request: PlanRequest
-    network: NetworkFigures | None
-    devices: Devices
-    parallelism: Parallelism
+    costs: StepCosts  # of a step, as it was timed or traced
+    request: PlanRequest  # what is asked for
+    network: NetworkFigures | None  # speeds between replicas, where these were not timed together; None if unknown
+    devices: Devices  # all of them
+    parallelism: Parallelism  # of one pipeline stage's devices
 
     @property
     def num_replicas(self) -> int:

@@ -63,25 +63,15 @@ RUNS_INSTEAD: Mapping[tuple[str, Collective], Collective] = {("gloo", Collective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedCollective:
-    """One collective of one size, as it was timed.
+    """One collective of one size, as it was timed."""
 
-    Attributes:
-        collective: Which.
-        num_bytes: Of the whole tensor.
-        times_s: Seconds of each round, of the slowest rank.
-        median_s: Their median.
-        algorithm_bytes_per_s: Bytes over the median.
-        bus_bytes_per_s: The same times the share that each rank sends.
-        spread: Half of the difference of the quartiles, over the median.
-    """
-
-    collective: Collective
-    num_bytes: int
-    times_s: tuple[float, ...]
-    median_s: float
-    algorithm_bytes_per_s: float
-    bus_bytes_per_s: float
-    spread: float
+    collective: Collective  # which
+    num_bytes: int  # of the whole tensor
+    times_s: tuple[float, ...]  # seconds of each round, of the slowest rank
+    median_s: float  # their median
+    algorithm_bytes_per_s: float  # bytes over the median
+    bus_bytes_per_s: float  # the same times the share that each rank sends
+    spread: float  # half of the difference of the quartiles, over the median
 
     @classmethod
     def from_rounds(
@@ -103,19 +93,12 @@ class TimedCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Two ranks that are neighbours in the ring, and how fast they send to each other.
+    """Two ranks that are neighbours in the ring, and how fast they send to each other."""
 
-    Attributes:
-        ranks: The sender and the receiver.
-        hosts: Where they run.
-        bytes_per_s: Of one message after the other, one way; the median of the rounds.
-        rounds_bytes_per_s: Of each round.
-    """
-
-    ranks: tuple[int, int]
-    hosts: tuple[str, str]
-    bytes_per_s: float
-    rounds_bytes_per_s: tuple[float, ...] = ()
+    ranks: tuple[int, int]  # the sender and the receiver
+    hosts: tuple[str, str]  # where they run
+    bytes_per_s: float  # of one message after the other, one way; the median of the rounds
+    rounds_bytes_per_s: tuple[float, ...] = ()  # of each round
 
     @classmethod
     def from_rounds(cls, ranks: tuple[int, int], hosts: tuple[str, str], rounds_bytes_per_s: Sequence[float]) -> Link:
@@ -138,33 +121,19 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkFigures:
-    """The speeds of a network.
+    """The speeds of a network."""
 
-    Attributes:
-        num_ranks: Ranks that exchanged; 0 where the bandwidth was stated.
-        num_hosts: Hosts that they ran on.
-        backend: `gloo`, `nccl`; empty where the bandwidth was stated.
-        device_name: Of the devices that exchanged.
-        timed: What was timed.
-        links: Neighbours in the ring.
-        slow: Ranks and links that hold the others up, a sentence each.
-        notes: Where the library sends other bytes than the bus bandwidth counts, a sentence each.
-        stated_bytes_per_s: Bus bandwidth that the user states; None where it was timed.
-        made_at: When it was timed (ISO 8601, UTC).
-        versions: Of torch and of the library of collectives.
-    """
-
-    num_ranks: int
-    num_hosts: int = 1
-    backend: str = ""
-    device_name: str = ""
-    timed: tuple[TimedCollective, ...] = ()
-    links: tuple[Link, ...] = ()
-    slow: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    stated_bytes_per_s: float | None = None
-    made_at: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    num_ranks: int  # ranks that exchanged; 0 where the bandwidth was stated
+    num_hosts: int = 1  # hosts that they ran on
+    backend: str = ""  # `gloo`, `nccl`; empty where the bandwidth was stated
+    device_name: str = ""  # of the devices that exchanged
+    timed: tuple[TimedCollective, ...] = ()  # what was timed
+    links: tuple[Link, ...] = ()  # neighbours in the ring
+    slow: tuple[str, ...] = ()  # ranks and links that hold the others up, a sentence each
+    notes: tuple[str, ...] = ()  # where the library sends other bytes than the bus bandwidth counts, a sentence each
+    stated_bytes_per_s: float | None = None  # bus bandwidth that the user states; None where it was timed
+    made_at: str = ""  # when it was timed (ISO 8601, UTC)
+    versions: Mapping[str, str] = field(default_factory=dict)  # of torch and of the library of collectives
 
     @classmethod
     def stated(cls, bytes_per_s: float) -> NetworkFigures:
@@ -315,19 +284,12 @@ def _name_slow_links(slow: Sequence[Link], usual: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """Collectives of one kind in a pass.
+    """Collectives of one kind in a pass."""
 
-    Attributes:
-        collective: Which.
-        num_bytes: Of the tensors of all of them.
-        num_ranks: Ranks that take part in each.
-        num_messages: Number of them; each has an equal part of the bytes.
-    """
-
-    collective: Collective
-    num_bytes: float
-    num_ranks: int
-    num_messages: int = 1
+    collective: Collective  # which
+    num_bytes: float  # of the tensors of all of them
+    num_ranks: int  # ranks that take part in each
+    num_messages: int = 1  # number of them; each has an equal part of the bytes
 
     def seconds(self, network: NetworkFigures) -> float:
         """Return how long all of them take, one after the other."""
@@ -342,15 +304,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """What one rank exchanges with the others that train the same weights.
+    """What one rank exchanges with the others that train the same weights."""
 
-    Attributes:
-        every_pass: In each pass.
-        last_pass: In the last pass of a step beside that.
-    """
-
-    every_pass: tuple[Exchange, ...] = ()
-    last_pass: tuple[Exchange, ...] = ()
+    every_pass: tuple[Exchange, ...] = ()  # in each pass
+    last_pass: tuple[Exchange, ...] = ()  # in the last pass of a step beside that
 
     def in_pass(self, *, is_last: bool) -> tuple[Exchange, ...]:
         """Return what is exchanged in a pass."""

@@ -48,19 +48,12 @@ TIMEOUT = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The ranks of this process group, seen from one of them.
+    """The ranks of this process group, seen from one of them."""
 
-    Attributes:
-        rank: This one.
-        num_ranks: All of them.
-        device: Of this rank.
-        hosts: Host of each rank.
-    """
-
-    rank: int
-    num_ranks: int
-    device: torch.device
-    hosts: Sequence[str]
+    rank: int  # this one
+    num_ranks: int  # all of them
+    device: torch.device  # of this rank
+    hosts: Sequence[str]  # host of each rank
 
     @property
     def num_here(self) -> int:

@@ -43,19 +43,12 @@ class RefusedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plans:
-    """The plans of a job.
+    """The plans of a job."""
 
-    Attributes:
-        costs: What is known of its steps.
-        plans: In the order that was asked for.
-        refused: What was asked for and cannot be planned.
-        notes: Lines that qualify all plans.
-    """
-
-    costs: StepCosts
-    plans: tuple[Plan, ...]
-    refused: tuple[RefusedPlan, ...] = ()
-    notes: tuple[str, ...] = ()
+    costs: StepCosts  # what is known of its steps
+    plans: tuple[Plan, ...]  # in the order that was asked for
+    refused: tuple[RefusedPlan, ...] = ()  # what was asked for and cannot be planned
+    notes: tuple[str, ...] = ()  # lines that qualify all plans
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield a `training_plan` event for each plan, and a `training_plan_refused` event for what cannot be."""

@@ -84,15 +84,10 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """Devices of a plan.
+    """Devices of a plan."""
 
-    Attributes:
-        number: Of all nodes.
-        num_nodes: Nodes that hold them; None where that was not said.
-    """
-
-    number: int
-    num_nodes: int | None = None
+    number: int  # of all nodes
+    num_nodes: int | None = None  # nodes that hold them; None where that was not said
 
     def __str__(self) -> str:
         return str(self.number) if self.num_nodes is None else f"{self.num_nodes}x{self.number // self.num_nodes}"

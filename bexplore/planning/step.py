@@ -21,33 +21,19 @@ from bexplore.units import counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The seconds of a step, in parts where these are known. None means unknown, never 0.
+    """The seconds of a step, in parts where these are known. None means unknown, never 0."""
 
-    Attributes:
-        step_time_s: Seconds of a step.
-        micro_batch_size: Samples of one replica in one pass.
-        accumulation_steps: Passes of a step.
-        passes_s: Seconds of its passes, the part that computes.
-        update_s: Of its update.
-        communication_s: Of its communication, what computation does not hide.
-        bubble_s: Of its pipeline's bubble.
-        network: The speeds by which communication was computed, in words; None where none were used.
-        is_measured: Whether the step was timed as it is planned, on as many ranks.
-        basis: Where its figures are from, a sentence each.
-        cautions: What to know before it is used.
-    """
-
-    step_time_s: float
-    micro_batch_size: int | None
-    accumulation_steps: int | None
-    passes_s: float | None = None
-    update_s: float | None = None
-    communication_s: float | None = None
-    bubble_s: float | None = None
-    network: str | None = None
-    is_measured: bool = False
-    basis: tuple[str, ...] = ()
-    cautions: tuple[str, ...] = ()
+    step_time_s: float  # seconds of a step
+    micro_batch_size: int | None  # samples of one replica in one pass
+    accumulation_steps: int | None  # passes of a step
+    passes_s: float | None = None  # seconds of its passes, the part that computes
+    update_s: float | None = None  # of its update
+    communication_s: float | None = None  # of its communication, what computation does not hide
+    bubble_s: float | None = None  # of its pipeline's bubble
+    network: str | None = None  # the speeds by which communication was computed, in words; None where none were used
+    is_measured: bool = False  # whether the step was timed as it is planned, on as many ranks
+    basis: tuple[str, ...] = ()  # where its figures are from, a sentence each
+    cautions: tuple[str, ...] = ()  # what to know before it is used
 
     def share(self, part_s: float | None) -> float | None:
         """Return the share of a part of the step, 0 to 1."""
@@ -56,39 +42,22 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Step):
-    """One way to train: a step, and what the training takes with it.
+    """One way to train: a step, and what the training takes with it."""
 
-    Attributes:
-        num_devices: Devices of all nodes.
-        num_nodes: Nodes; None where that was not said.
-        num_replicas: Data-parallel replicas.
-        global_batch_size: Samples of an optimizer step.
-        global_batch_tokens: Its tokens.
-        num_steps: Optimizer steps of the training.
-        training_time_s: Seconds of all steps.
-        device_hours: Of all devices.
-        price: Of the device-hours.
-        samples_per_s: Of all replicas.
-        tokens_per_s: Of all replicas.
-        mfu: Model-flops utilization, 0 to 1.
-        hfu: Hardware-flops utilization.
-        is_in_time: Whether it ends by the deadline; None without one.
-    """
-
-    num_devices: int
-    num_nodes: int | None
-    num_replicas: int
-    global_batch_size: int
-    global_batch_tokens: float | None
-    num_steps: int | None
-    training_time_s: float | None
-    device_hours: float | None
-    price: float | None
-    samples_per_s: float
-    tokens_per_s: float | None
-    mfu: float | None
-    hfu: float | None
-    is_in_time: bool | None = None
+    num_devices: int  # devices of all nodes
+    num_nodes: int | None  # nodes; None where that was not said
+    num_replicas: int  # data-parallel replicas
+    global_batch_size: int  # samples of an optimizer step
+    global_batch_tokens: float | None  # its tokens
+    num_steps: int | None  # optimizer steps of the training
+    training_time_s: float | None  # seconds of all steps
+    device_hours: float | None  # of all devices
+    price: float | None  # of the device-hours
+    samples_per_s: float  # of all replicas
+    tokens_per_s: float | None  # of all replicas
+    mfu: float | None  # model-flops utilization, 0 to 1
+    hfu: float | None  # hardware-flops utilization
+    is_in_time: bool | None = None  # whether it ends by the deadline; None without one
 
 
 def plan_step(layout: Layout, batch_size: int) -> Step:
@@ -238,21 +207,13 @@ def _describe_division(layout: Layout) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepCommunication:
-    """The communication of a step.
+    """The communication of a step."""
 
-    Attributes:
-        pass_s: Seconds of a pass without it, before devices divide the work; with it where it was not timed apart.
-        exposed_s: Of a step, what computation does not hide; None where it is unknown.
-        basis: Where it is from.
-        caution: What to know of it; empty for nothing.
-        is_by_network: Whether it was computed by the speeds of the network.
-    """
-
-    pass_s: float
-    exposed_s: float | None
-    basis: str = ""
-    caution: str = ""
-    is_by_network: bool = False
+    pass_s: float  # seconds of a pass without it, before devices divide the work; with it where it was not timed apart
+    exposed_s: float | None  # of a step, what computation does not hide; None where it is unknown
+    basis: str = ""  # where it is from
+    caution: str = ""  # what to know of it; empty for nothing
+    is_by_network: bool = False  # whether it was computed by the speeds of the network
 
 
 def _plan_communication(layout: Layout, cost: PassCost, accumulation_steps: int) -> _StepCommunication:

@@ -41,31 +41,21 @@ MIN_PARALLEL = 4  # jobs from which on a pool of processes pays
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """The charges and the noise of a replay, and how long it searches.
+    """The charges and the noise of a replay, and how long it searches."""
 
-    Attributes:
-        seed: Of the noise and of the search.
-        noise: Standard deviation, as a fraction, of a pass and of a run; a size with repeats draws one of them instead.
-        compile_time_s: Seconds to compile one program.
-        start_time_s: Seconds to start a worker.
-        shared_compile: One program for all sizes; otherwise each size is compiled on its own, in a fresh worker.
-        steps: Upper bound on timed passes of a probe.
-        max_probes: Stop after this many probes.
-        target_confidence: Stop at this score; None for the usual one, which is higher where a curve has settings.
-        tolerance: The indifference zone.
-        memory_hint_gib: The memory budget, which is not in the table; None for unknown.
-    """
-
-    seed: int = 0
+    seed: int = 0  # of the noise and of the search
+    # Standard deviation, as a fraction, of a pass and of a run; a size with repeats draws one of them instead.
     noise: float = 0.01
-    compile_time_s: float = 30.0
-    start_time_s: float = START_TIME_S
+    compile_time_s: float = 30.0  # seconds to compile one program
+    start_time_s: float = START_TIME_S  # seconds to start a worker
+    # One program for all sizes; otherwise each size is compiled on its own, in a fresh worker.
     shared_compile: bool = False
-    steps: int = 10
-    max_probes: int = 16
+    steps: int = 10  # upper bound on timed passes of a probe
+    max_probes: int = 16  # stop after this many probes
+    # Stop at this score; None for the usual one, which is higher where a curve has settings.
     target_confidence: int | None = None
-    tolerance: float = INDIFFERENCE_ZONE
-    memory_hint_gib: float | None = None
+    tolerance: float = INDIFFERENCE_ZONE  # the indifference zone
+    memory_hint_gib: float | None = None  # the memory budget, which is not in the table; None for unknown
 
     @property
     def compilation(self) -> Compilation:

@@ -21,17 +21,11 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One size of a recorded curve.
+    """One size of a recorded curve."""
 
-    Attributes:
-        throughputs: Samples/s of each repeat; empty where it ran out of memory.
-        pass_time_s: Seconds of a pass, for the cost of a probe; 0 where unknown.
-        peak_memory_bytes: Peak; None where the table has none.
-    """
-
-    throughputs: tuple[float, ...] = ()
-    pass_time_s: float = 0.0
-    peak_memory_bytes: int | None = None
+    throughputs: tuple[float, ...] = ()  # samples/s of each repeat; empty where it ran out of memory
+    pass_time_s: float = 0.0  # seconds of a pass, for the cost of a probe; 0 where unknown
+    peak_memory_bytes: int | None = None  # peak; None where the table has none
 
     @property
     def fits(self) -> bool:
@@ -46,17 +40,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A recorded sweep of one job on one machine, with one of its settings.
+    """A recorded sweep of one job on one machine, with one of its settings."""
 
-    Attributes:
-        curve_id: Its name in the table.
-        points: By micro-batch size, ascending.
-        setting: The job's setting, of those in the table; empty where the table has none.
-    """
-
-    curve_id: str
-    points: Mapping[int, Point]
-    setting: str = ""
+    curve_id: str  # its name in the table
+    points: Mapping[int, Point]  # by micro-batch size, ascending
+    setting: str = ""  # the job's setting, of those in the table; empty where the table has none
 
     @property
     def best_throughput(self) -> float:

@@ -26,30 +26,19 @@ if TYPE_CHECKING:  # the schema imports pydantic, which reading a result need no
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of a run when its search has ended.
+    """What is known of a run when its search has ended."""
 
-    Attributes:
-        config: The job, with the settings of the recommended variant.
-        searched: What the search found.
-        observations: Every probe, of all variants.
-        elapsed_s: Seconds since the exploration began.
-        device_info: torch's description of the device.
-        memory_by_length: Traces at several lengths of samples; None where all are as long.
-        verified_step_time_s: Seconds of a real step of the user's global batch size; None where none was run.
-        variant: Number of the recommended variant.
-        variants: All variants of the search; empty for a job with one.
-        operations_over_file: Operations of a pass of the variant over those of the file's own; None if unknown.
-    """
-
-    config: Config
-    searched: Result
-    observations: Sequence[Observation]
-    elapsed_s: float
-    device_info: Mapping[str, Any] = field(default_factory=dict)
-    memory_by_length: MemoryByLength | None = None
+    config: Config  # the job, with the settings of the recommended variant
+    searched: Result  # what the search found
+    observations: Sequence[Observation]  # every probe, of all variants
+    elapsed_s: float  # seconds since the exploration began
+    device_info: Mapping[str, Any] = field(default_factory=dict)  # torch's description of the device
+    memory_by_length: MemoryByLength | None = None  # traces at several lengths of samples; None where all are as long
+    # Seconds of a real step of the user's global batch size; None where none was run.
     verified_step_time_s: float | None = None
-    variant: int = 0
-    variants: Sequence[TracedVariant] = ()
+    variant: int = 0  # number of the recommended variant
+    variants: Sequence[TracedVariant] = ()  # all variants of the search; empty for a job with one
+    # Operations of a pass of the variant over those of the file's own; None if unknown.
     operations_over_file: float | None = None
 
     @property
@@ -160,21 +149,14 @@ def parallel_details(observation: Observation) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeFacts:
-    """The measurements of one size.
+    """The measurements of one size."""
 
-    Attributes:
-        observation: Its latest exact probe, else its latest probe, at the speed that the result tells of the size.
-        tokens_per_s: Tokens per second of the pass; None where samples are not sequences.
-        flops_per_s: Model operations per second of the pass; None without a trace.
-        mfu: Model-flops utilization, 0 to 1; None where the peak is unknown.
-        hfu: Hardware-flops utilization, which counts recomputation.
-    """
-
+    # Its latest exact probe, else its latest probe, at the speed that the result tells of the size.
     observation: Observation
-    tokens_per_s: float | None
-    flops_per_s: float | None
-    mfu: float | None
-    hfu: float | None
+    tokens_per_s: float | None  # tokens per second of the pass; None where samples are not sequences
+    flops_per_s: float | None  # model operations per second of the pass; None without a trace
+    mfu: float | None  # model-flops utilization, 0 to 1; None where the peak is unknown
+    hfu: float | None  # hardware-flops utilization, which counts recomputation
 
 
 def find_size_facts(

@@ -32,15 +32,10 @@ COMMAND_STEPS_S = 0.8
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """The fingerprint of a run.
+    """The fingerprint of a run."""
 
-    Attributes:
-        config: The user's configuration; its device may still be `auto`, so that the next call finds the same run.
-        folder_name: Name of the model directory, which is part of the study's name.
-    """
-
-    config: Config
-    folder_name: str
+    config: Config  # the user's configuration; its device may still be `auto`, so that the next call finds the same run
+    folder_name: str  # name of the model directory, which is part of the study's name
 
     def fingerprint(self) -> str:
         """Return sixteen hexadecimal digits of the job and of everything that decides its speed."""

@@ -37,35 +37,21 @@ _APART = ("parallel", "lengths", "warnings", "device_info", "run_dir")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """The result of a run, in parts. None means unknown or not applicable, never 0.
+    """The result of a run, in parts. None means unknown or not applicable, never 0."""
 
-    Attributes:
-        answer: The recommended size, its speed and its score.
-        search: How the search went.
-        memory: Of the recommended size.
-        batch: The global batch sizes that are valid with it.
-        program: What ran it.
-        checks: Gradients, the data loader, limits other than the size.
-        choice: The settings that were explored together with the size.
-        parallel: Its ranks; None for a job of one device.
-        lengths: The lengths of its samples; None where all are as long.
-        warnings: Facts to know before the numbers are used.
-        device_info: torch's description of the device: `device`, `device_name`, `capability`, memory and more.
-        run_dir: The run directory.
-    """
-
-    answer: AnswerPart = field(default_factory=AnswerPart)
-    search: SearchPart = field(default_factory=SearchPart)
-    memory: MemoryPart = field(default_factory=MemoryPart)
-    batch: BatchPart = field(default_factory=BatchPart)
-    program: ProgramPart = field(default_factory=ProgramPart)
-    checks: ChecksPart = field(default_factory=ChecksPart)
-    choice: ChoicePart = field(default_factory=ChoicePart)
-    parallel: RanksPart | None = None
-    lengths: LengthsPart | None = None
-    warnings: tuple[str, ...] = ()
+    answer: AnswerPart = field(default_factory=AnswerPart)  # the recommended size, its speed and its score
+    search: SearchPart = field(default_factory=SearchPart)  # how the search went
+    memory: MemoryPart = field(default_factory=MemoryPart)  # of the recommended size
+    batch: BatchPart = field(default_factory=BatchPart)  # the global batch sizes that are valid with it
+    program: ProgramPart = field(default_factory=ProgramPart)  # what ran it
+    checks: ChecksPart = field(default_factory=ChecksPart)  # gradients, the data loader, limits other than the size
+    choice: ChoicePart = field(default_factory=ChoicePart)  # the settings that were explored together with the size
+    parallel: RanksPart | None = None  # its ranks; None for a job of one device
+    lengths: LengthsPart | None = None  # the lengths of its samples; None where all are as long
+    warnings: tuple[str, ...] = ()  # facts to know before the numbers are used
+    # Torch's description of the device: `device`, `device_name`, `capability`, memory and more.
     device_info: Mapping[str, Any] = field(default_factory=dict)
-    run_dir: str = ""
+    run_dir: str = ""  # the run directory
 
     @classmethod
     def find(cls, facts: Facts, run_dir: str) -> RunResult:

@@ -45,15 +45,10 @@ PRIVATE = 0o700  # mode of a folder for the user alone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One exploration on disk.
+    """One exploration on disk."""
 
-    Attributes:
-        directory: Holds everything but the log for people.
-        log_path: The log for people, `run_<timestamp>.log`, beside the directory.
-    """
-
-    directory: Path
-    log_path: Path
+    directory: Path  # holds everything but the log for people
+    log_path: Path  # the log for people, `run_<timestamp>.log`, beside the directory
 
     @property
     def journal(self) -> Journal:

@@ -16,21 +16,13 @@ from bexplore.trace.cost_model import CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedVariant:
-    """A variant of a job, and what its trace tells.
+    """A variant of a job, and what its trace tells."""
 
-    Attributes:
-        name: Its settings in words.
-        settings: Its values, by key of `explore.settings`.
-        job: Its program.
-        cost_model: Its trace; None where it could not be traced.
-        reason: Why it could not; empty where it could.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    job: Job
-    cost_model: CostModel | None = None
-    reason: str = ""
+    name: str  # its settings in words
+    settings: Mapping[str, Any]  # its values, by key of `explore.settings`
+    job: Job  # its program
+    cost_model: CostModel | None = None  # its trace; None where it could not be traced
+    reason: str = ""  # why it could not; empty where it could
 
     @classmethod
     def of(cls, variant: JobVariant, traced: CostModel | str) -> TracedVariant:
@@ -52,15 +44,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The variants of a job.
+    """The variants of a job."""
 
-    Attributes:
-        searched: Those that the search takes, in the order of their numbers there; the file's own is the first.
-        left_out: The others.
-    """
-
+    # Those that the search takes, in the order of their numbers there; the file's own is the first.
     searched: tuple[TracedVariant, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()  # the others
 
     @property
     def is_plain(self) -> bool:

@@ -24,15 +24,10 @@ WEIGHTS_OF_ONE_SIZE = (-1.0, 1.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounds:
-    """What a probability rests on, beside the posterior.
+    """What a probability rests on, beside the posterior."""
 
-    Attributes:
-        num_sizes: Sizes that were measured without a disturbance that hides them.
-        num_candidates: Candidates.
-    """
-
-    num_sizes: int
-    num_candidates: int
+    num_sizes: int  # sizes that were measured without a disturbance that hides them
+    num_candidates: int  # candidates
 
     @property
     def is_one_size(self) -> bool:

@@ -27,70 +27,41 @@ ROUNDING = 1e-6  # Source: above the rounding error of a whole number of timings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interleaved:
-    """The estimate of another size that was timed interleaved with a probe's own.
+    """The estimate of another size that was timed interleaved with a probe's own."""
 
-    Attributes:
-        micro_batch_size: Samples of one pass.
-        log_throughput: ln(samples/s), comparable within the probe.
-        log_throughput_se: Its standard error, without what the probe's sizes share; NaN where unknown.
-    """
-
-    micro_batch_size: int
-    log_throughput: float
-    log_throughput_se: float
+    micro_batch_size: int  # samples of one pass
+    log_throughput: float  # ln(samples/s), comparable within the probe
+    log_throughput_se: float  # its standard error, without what the probe's sizes share; NaN where unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the posterior needs of one probe.
+    """What the posterior needs of one probe."""
 
-    Attributes:
-        micro_batch_size: Samples of one pass.
-        outcome: How it ended; None while it is in flight.
-        reason: Why, for people.
-        failing_line: The line of the user's source that raised; empty for none.
-        log_throughput: ln(samples/s) of the median pass; NaN where nothing was timed.
-        log_throughput_se: Its standard error within the probe, without what the probe's sizes share; NaN where unknown.
-        interleaved: Estimates of the other sizes of the probe.
-        contention_sd: Standard deviation that CPU contention adds to `log_throughput`, invisible to the passes.
-        num_passes: Timed passes that count; of interleaved sizes, undisturbed rounds.
-        purpose: Why it was made.
-        compilation: Program that ran.
-        peak_memory_bytes: Peak of the live tensors; None where unknown.
-        resident_memory_bytes: As in `Observation`.
-        num_alloc_retries: As in `Observation`.
-        memory_budget_bytes: Budget in force; None where unknown.
-        start_time_s: Seconds to start a worker; 0 where none was started.
-        compile_time_s: Seconds to compile; 0 where nothing was compiled.
-        update_time_s: Median seconds of an update; 0 where none was timed.
-        elapsed_s: Seconds of the whole probe.
-        max_samples: As in `Observation`.
-        variant: Which variant of the job ran.
-        ended_by: The signal that ended its process, where nothing shows that memory was short; empty for none.
-    """
-
-    micro_batch_size: int
-    outcome: Outcome | None
-    reason: str = ""
-    failing_line: str = ""
-    log_throughput: float = math.nan
+    micro_batch_size: int  # samples of one pass
+    outcome: Outcome | None  # how it ended; None while it is in flight
+    reason: str = ""  # why, for people
+    failing_line: str = ""  # the line of the user's source that raised; empty for none
+    log_throughput: float = math.nan  # ln(samples/s) of the median pass; NaN where nothing was timed
+    # Its standard error within the probe, without what the probe's sizes share; NaN where unknown.
     log_throughput_se: float = math.nan
-    interleaved: tuple[Interleaved, ...] = ()
+    interleaved: tuple[Interleaved, ...] = ()  # estimates of the other sizes of the probe
+    # Standard deviation that CPU contention adds to `log_throughput`, invisible to the passes.
     contention_sd: float = 0.0
-    num_passes: int = 0
-    purpose: Purpose = Purpose.SEARCH
-    compilation: Compilation = Compilation.SHARED
-    peak_memory_bytes: int | None = None
-    resident_memory_bytes: int | None = None
-    num_alloc_retries: int = 0
-    memory_budget_bytes: int | None = None
-    start_time_s: float = 0.0
-    compile_time_s: float = 0.0
-    update_time_s: float = 0.0
-    elapsed_s: float = 0.0
-    max_samples: int | None = None
-    variant: int = 0
-    ended_by: str = ""
+    num_passes: int = 0  # timed passes that count; of interleaved sizes, undisturbed rounds
+    purpose: Purpose = Purpose.SEARCH  # why it was made
+    compilation: Compilation = Compilation.SHARED  # program that ran
+    peak_memory_bytes: int | None = None  # peak of the live tensors; None where unknown
+    resident_memory_bytes: int | None = None  # as in `Observation`
+    num_alloc_retries: int = 0  # as in `Observation`
+    memory_budget_bytes: int | None = None  # budget in force; None where unknown
+    start_time_s: float = 0.0  # seconds to start a worker; 0 where none was started
+    compile_time_s: float = 0.0  # seconds to compile; 0 where nothing was compiled
+    update_time_s: float = 0.0  # median seconds of an update; 0 where none was timed
+    elapsed_s: float = 0.0  # seconds of the whole probe
+    max_samples: int | None = None  # as in `Observation`
+    variant: int = 0  # which variant of the job ran
+    ended_by: str = ""  # the signal that ended its process, where nothing shows that memory was short; empty for none
 
     @property
     def timed_sizes(self) -> tuple[int, ...]:

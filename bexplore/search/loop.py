@@ -41,38 +41,27 @@ from bexplore.search.study.storage import storage_errors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepBatchSize:
-    """The request for a second answer: a size that keeps the user's global batch size.
+    """The request for a second answer: a size that keeps the user's global batch size."""
 
-    Attributes:
-        sizes: The sizes that keep it; candidates of the search or not.
-        is_answer: Whether one of them is to be recommended.
-    """
-
-    sizes: tuple[int, ...]
-    is_answer: bool = False
+    sizes: tuple[int, ...]  # the sizes that keep it; candidates of the search or not
+    is_answer: bool = False  # whether one of them is to be recommended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What outlives the process of an exploration: its study, its journal and its time.
+    """What outlives the process of an exploration: its study, its journal and its time."""
 
-    Attributes:
-        storage: A database URL, a file for Optuna's journal, an open storage, or None for memory.
-        study_name: Of the study in the storage.
-        lock_path: Held while the study is rebuilt from the history; None where no other process has the same history.
-        history: Observations of an earlier, unfinished exploration; none of its probes is repeated.
-        record: Called with each observation before the study gets it; an exception ends the exploration.
-        spent_s: Seconds of the exploration before this call, without those of the history.
-        clock: Seconds; only differences count.
-    """
-
+    # A database URL, a file for Optuna's journal, an open storage, or None for memory.
     storage: str | Path | BaseStorage | None = None
-    study_name: str = "bexplore"
+    study_name: str = "bexplore"  # of the study in the storage
+    # Held while the study is rebuilt from the history; None where no other process has the same history.
     lock_path: Path | None = None
+    # Observations of an earlier, unfinished exploration; none of its probes is repeated.
     history: Sequence[Observation] = ()
+    # Called with each observation before the study gets it; an exception ends the exploration.
     record: Callable[[Observation], None] = lambda observation: None
-    spent_s: float = 0.0
-    clock: Callable[[], float] = time.monotonic
+    spent_s: float = 0.0  # seconds of the exploration before this call, without those of the history
+    clock: Callable[[], float] = time.monotonic  # seconds; only differences count
 
 
 def run_search(

@@ -30,19 +30,12 @@ MEAN_WEIGHT = 1e-3  # Source: a tie-break: below the probability of half a draw,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The estimate of one size: the posterior of the user's own compilation, at the machine's speed at the end.
+    """The estimate of one size: the posterior of the user's own compilation, at the machine's speed at the end."""
 
-    Attributes:
-        micro_batch_size: Samples of one pass.
-        samples_per_s: Of the pass.
-        interval: 95 % interval of `samples_per_s`.
-        variant: Which variant of the job.
-    """
-
-    micro_batch_size: int
-    samples_per_s: float
-    interval: tuple[float, float]
-    variant: int = 0
+    micro_batch_size: int  # samples of one pass
+    samples_per_s: float  # of the pass
+    interval: tuple[float, float]  # 95 % interval of `samples_per_s`
+    variant: int = 0  # which variant of the job
 
     @property
     def pass_time_s(self) -> float:
@@ -52,42 +45,27 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The recommended size, one of those that ran.
+    """The recommended size, one of those that ran."""
 
-    Attributes:
-        micro_batch_size: Samples of one pass.
-        relative_performance: Its samples/s over the base's, both as in `speeds`.
-        confidence: P(it is within the tolerance of the best that fits) in percent, 0 to 98.
-        samples_per_s: Of the pass, in the user's own compilation, as in `speeds`.
-        speeds: The one estimate of each size that ran, of every variant, in ascending order; all that is printed of a
-            size's speed follows from it.
-        smallest_within_tolerance: The smallest of `within_tolerance`.
-        within_tolerance: Sizes that ran and are within the tolerance of this one, the fastest first.
-        base_micro_batch_size: The smallest size of `base_variant` that ran.
-        num_probes: Probes so far, all outcomes.
-        elapsed_s: Seconds since the exploration started.
-        regret_bound_90: Upper bound, with a score of 90, of its regret: the share of the best feasible speed that it
-            misses. At most the tolerance where the confidence is 90 or more; None for no bound below 1.
-        left_to_gain: Expected regret, 0 to 1.
-        relative_performance_interval: 95 % interval of `relative_performance`; None for the base itself.
-        variant: Which variant of the job; the base is of `base_variant`.
-        base_variant: The first variant that ran.
-    """
-
-    micro_batch_size: int
-    relative_performance: float
-    confidence: int
-    samples_per_s: float
-    smallest_within_tolerance: int
-    base_micro_batch_size: int
-    num_probes: int
-    elapsed_s: float = 0.0
-    within_tolerance: tuple[int, ...] = ()
+    micro_batch_size: int  # samples of one pass
+    relative_performance: float  # its samples/s over the base's, both as in `speeds`
+    confidence: int  # p(it is within the tolerance of the best that fits) in percent, 0 to 98
+    samples_per_s: float  # of the pass, in the user's own compilation, as in `speeds`
+    smallest_within_tolerance: int  # the smallest of `within_tolerance`
+    base_micro_batch_size: int  # the smallest size of `base_variant` that ran
+    num_probes: int  # probes so far, all outcomes
+    elapsed_s: float = 0.0  # seconds since the exploration started
+    within_tolerance: tuple[int, ...] = ()  # sizes that ran and are within the tolerance of this one, the fastest first
+    # Upper bound, with a score of 90, of its regret: the share of the best feasible speed that it misses. At most the
+    # tolerance where the confidence is 90 or more; None for no bound below 1.
     regret_bound_90: float | None = None
-    left_to_gain: float = 0.0
+    left_to_gain: float = 0.0  # expected regret, 0 to 1
+    # 95 % interval of `relative_performance`; None for the base itself.
     relative_performance_interval: tuple[float, float] | None = None
-    variant: int = 0
-    base_variant: int = 0
+    variant: int = 0  # which variant of the job; the base is of `base_variant`
+    base_variant: int = 0  # the first variant that ran
+    # The one estimate of each size that ran, of every variant, in ascending order; all that is printed of a size's
+    # speed follows from it.
     speeds: tuple[Speed, ...] = ()
 
     def speed(self, micro_batch_size: int) -> Speed | None:

@@ -165,69 +165,45 @@ class ProbeFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchEnded:
-    """The search has ended, and probes for the second answer follow: the worker of its answer will end.
+    """The search has ended, and probes for the second answer follow: the worker of its answer will end."""
 
-    Attributes:
-        result: The result without these probes.
-    """
-
-    result: Result
+    result: Result  # the result without these probes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondAnswer:
-    """The fastest size that keeps the user's global batch size.
+    """The fastest size that keeps the user's global batch size."""
 
-    Attributes:
-        recommendation: The size; its confidence and its tolerance are among the sizes that keep the batch size.
-        free_micro_batch_size: The fastest size, whatever the batch size.
-        over_recommended: Samples/s of the second answer over those of the fastest size, both as in `speeds`.
-    """
-
+    # The size; its confidence and its tolerance are among the sizes that keep the batch size.
     recommendation: Recommendation
-    free_micro_batch_size: int
-    over_recommended: float
+    free_micro_batch_size: int  # the fastest size, whatever the batch size
+    over_recommended: float  # samples/s of the second answer over those of the fastest size, both as in `speeds`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of an exploration.
+    """The result of an exploration."""
 
-    Attributes:
-        stop_reason: A `StopReason`, or the words of `should_stop`.
-        recommendation: The size to use; None where nothing was measured before an interruption.
-        base_micro_batch_size: The smallest size that ran; None where none did.
-        smallest_within_tolerance: The smallest size that ran within the tolerance of the best; None without one.
-        outcomes: Number of probes by outcome.
-        exact_over_shared: Throughput as the training runs over that in the search, at sizes that ran both; None for no
-            such size.
-        peak_memory_bytes: Peak of the live tensors at the recommended size; None if unknown.
-        resident_memory_bytes: As in `Observation`, at the recommended size.
-        memory_headroom_bytes: Budget less the larger of the two; None if unknown.
-        memory_saved_bytes: Peak that the smallest size within the tolerance saves; None if unknown.
-        runs_at: The sizes at which the program runs, in words, where a rule explains its failures; None for no such.
-        next_probe: The further probe that would save most; None where none was possible, or where the answer is not
-            the fastest size.
-        second_answer: The fastest size that keeps the user's global batch size; None where none ran or none was wanted.
-        posterior: The final posterior, of everything that was measured; None where nothing was.
-        warnings: Reasons for caution with the numbers.
-    """
-
-    stop_reason: str
-    recommendation: Recommendation | None
-    base_micro_batch_size: int | None = None
+    stop_reason: str  # a `StopReason`, or the words of `should_stop`
+    recommendation: Recommendation | None  # the size to use; None where nothing was measured before an interruption
+    base_micro_batch_size: int | None = None  # the smallest size that ran; None where none did
+    # The smallest size that ran within the tolerance of the best; None without one.
     smallest_within_tolerance: int | None = None
-    outcomes: Mapping[str, int] = field(default_factory=dict)
+    outcomes: Mapping[str, int] = field(default_factory=dict)  # number of probes by outcome
+    # Throughput as the training runs over that in the search, at sizes that ran both; None for no such size.
     exact_over_shared: float | None = None
-    peak_memory_bytes: int | None = None
-    resident_memory_bytes: int | None = None
-    memory_headroom_bytes: int | None = None
-    memory_saved_bytes: int | None = None
+    peak_memory_bytes: int | None = None  # peak of the live tensors at the recommended size; None if unknown
+    resident_memory_bytes: int | None = None  # as in `Observation`, at the recommended size
+    memory_headroom_bytes: int | None = None  # budget less the larger of the two; None if unknown
+    memory_saved_bytes: int | None = None  # peak that the smallest size within the tolerance saves; None if unknown
+    # The sizes at which the program runs, in words, where a rule explains its failures; None for no such.
     runs_at: str | None = None
+    # The further probe that would save most; None where none was possible, or where the answer is not the fastest size.
     next_probe: NextProbe | None = None
+    # The fastest size that keeps the user's global batch size; None where none ran or none was wanted.
     second_answer: SecondAnswer | None = None
-    posterior: Posterior | None = None
-    warnings: tuple[str, ...] = ()
+    posterior: Posterior | None = None  # the final posterior, of everything that was measured; None where nothing was
+    warnings: tuple[str, ...] = ()  # reasons for caution with the numbers
 
 
 Event = ProbeStarted | ProbeFinished | Recommendation | SearchEnded | Result

@@ -16,45 +16,27 @@ SHARE_OF_UNCERTAINTY = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:
-    """How long to search, for what, and the cost of a probe.
+    """How long to search, for what, and the cost of a probe."""
 
-    Attributes:
-        tolerance: The indifference zone: sizes within this share of each other count as equal.
-        target_confidence: Stop at this score (0 to 98).
-        max_probes: Stop after this many probes, the exact verification included.
-        time_budget_s: Stop after this many seconds; None for `training_share`.
-        training_share: Share of the training's time, after which to stop.
-        training_time_s: Seconds of the training. A probe that saves less than it costs is not worth running.
-        training_samples: Samples of the training, of one replica, which give its seconds; None where unknown.
-        seed: Of the posterior's draws.
-        search_compilation: Program of the search's probes.
-        user_compilation: Program of the training.
-        verify_exact: Run the winner once more in the user's own compilation, where the search used another.
-        max_passes: Upper bound on timed passes of a probe.
-        probe_time_limit_s: A probe ends as `timed_out` beyond it; None for no limit.
-        start_time_s: Seconds to start a worker; a guess until one was started.
-        compile_time_s: Seconds to compile; a guess until something was compiled.
-        least_passes_s: Seconds that the passes of a probe take at least, however short one is.
-        keeps_programs: Whether each variant of a job keeps a worker with its program while others are probed.
-    """
-
-    tolerance: float = INDIFFERENCE_ZONE
-    target_confidence: int = 90
-    max_probes: int = 16
-    time_budget_s: float | None = None
-    training_share: float = 0.1
+    tolerance: float = INDIFFERENCE_ZONE  # the indifference zone: sizes within this share of each other count as equal
+    target_confidence: int = 90  # stop at this score (0 to 98)
+    max_probes: int = 16  # stop after this many probes, the exact verification included
+    time_budget_s: float | None = None  # stop after this many seconds; None for `training_share`
+    training_share: float = 0.1  # share of the training's time, after which to stop
+    # Seconds of the training. A probe that saves less than it costs is not worth running.
     training_time_s: float = 36_000.0
+    # Samples of the training, of one replica, which give its seconds; None where unknown.
     training_samples: int | None = None
-    seed: int = 0
-    search_compilation: Compilation = Compilation.SHARED
-    user_compilation: Compilation = Compilation.EXACT
-    verify_exact: bool = True
-    max_passes: int = 10
-    probe_time_limit_s: float | None = None
-    start_time_s: float = 5.0
-    compile_time_s: float = 30.0
-    least_passes_s: float = 0.0
-    keeps_programs: bool = True
+    seed: int = 0  # of the posterior's draws
+    search_compilation: Compilation = Compilation.SHARED  # program of the search's probes
+    user_compilation: Compilation = Compilation.EXACT  # program of the training
+    verify_exact: bool = True  # run the winner once more in the user's own compilation, where the search used another
+    max_passes: int = 10  # upper bound on timed passes of a probe
+    probe_time_limit_s: float | None = None  # a probe ends as `timed_out` beyond it; None for no limit
+    start_time_s: float = 5.0  # seconds to start a worker; a guess until one was started
+    compile_time_s: float = 30.0  # seconds to compile; a guess until something was compiled
+    least_passes_s: float = 0.0  # seconds that the passes of a probe take at least, however short one is
+    keeps_programs: bool = True  # whether each variant of a job keeps a worker with its program while others are probed
 
     def of_variants(self, num_variants: int) -> SearchSettings:
         """Return the settings of a search over variants: with several it goes on for longer, as more can be gained."""

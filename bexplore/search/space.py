@@ -41,19 +41,14 @@ class MemoryAccount(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPrior:
-    """Peak memory, as expected before anything ran.
+    """Peak memory, as expected before anything ran."""
 
-    Attributes:
-        peak_bytes: Expected peak bytes of the live tensors by micro-batch size; None without a trace.
-        relative_sd: Standard deviation of the tensors' true peak around `peak_bytes`, as a fraction.
-        budget_bytes: The memory budget in force; None for no limit.
-        judged_by: The account that must fit the budget. Other accounts than the tensors' exceed `peak_bytes` by an
-            amount that probes correct.
-    """
-
+    # Expected peak bytes of the live tensors by micro-batch size; None without a trace.
     peak_bytes: Callable[[int], float] | None = None
-    relative_sd: float = TRACE_SD
-    budget_bytes: float | None = None
+    relative_sd: float = TRACE_SD  # standard deviation of the tensors' true peak around `peak_bytes`, as a fraction
+    budget_bytes: float | None = None  # the memory budget in force; None for no limit
+    # The account that must fit the budget. Other accounts than the tensors' exceed `peak_bytes` by an amount that
+    # probes correct.
     judged_by: MemoryAccount = MemoryAccount.TENSORS
 
 
@@ -82,15 +77,10 @@ class Remaining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The candidate sizes of one exploration, in ascending order without repeats.
+    """The candidate sizes of one exploration, in ascending order without repeats."""
 
-    Attributes:
-        sizes: Every micro-batch size that may be tried.
-        may_extend: Whether sizes between these may be tried, too, where none of these is likely to run.
-    """
-
-    sizes: tuple[int, ...]
-    may_extend: bool = True
+    sizes: tuple[int, ...]  # every micro-batch size that may be tried
+    may_extend: bool = True  # whether sizes between these may be tried, too, where none of these is likely to run
 
     def __post_init__(self) -> None:
         if not self.sizes:

@@ -59,19 +59,12 @@ NAMED: dict[FailureKind, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredFailure:
-    """Which sizes of one program fail, and with which text.
+    """Which sizes of one program fail, and with which text."""
 
-    Attributes:
-        kind: Its kind.
-        runs: Whether a size runs.
-        text: Of a size that fails.
-        flaky_probe: The probe that fails once, whatever its size; -1 for none.
-    """
-
-    kind: FailureKind
-    runs: Callable[[int], bool]
-    text: Callable[[int], str]
-    flaky_probe: int = -1
+    kind: FailureKind  # its kind
+    runs: Callable[[int], bool]  # whether a size runs
+    text: Callable[[int], str]  # of a size that fails
+    flaky_probe: int = -1  # the probe that fails once, whatever its size; -1 for none
 
     def reason(self, size: int, number: int) -> str | None:
         """Return the error of a probe; None where it runs."""

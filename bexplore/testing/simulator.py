@@ -59,46 +59,28 @@ BURST_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """A job on a machine, both known.
+    """A job on a machine, both known."""
 
-    Attributes:
-        family: Its kind.
-        space: The candidates.
-        log_throughput: ln(samples/s) at each candidate, without noise.
-        peak_bytes: True peak of the tensors at each candidate.
-        budget_bytes: Memory of the device.
-        memory: The prior of a trace, with its error; None where nothing is limited.
-        reserved_bytes: Reserved by a caching allocator at each candidate without a limit; None without an allocator, so
-            that the tensors alone must fit.
-        failure: Sizes at which the program fails for reasons of its own; None for none.
-        lowest_limit_bytes: Reserved where the allocator must release its cache again and again; None without one.
-        run_sd: Noise between two runs of one size, ln.
-        pass_sd: Noise between two passes of a run, ln.
-        drift_per_probe: Change of ln(samples/s) from probe to probe.
-        outlier_share: Share of the probes that another process slows down.
-        common_mode_sd: Drift of ln(samples/s) over seconds and minutes.
-        burst_share: Share of the timings that another process slows down, by up to `MOST_BURST` times.
-        start_s: Seconds to start a worker.
-        compile_s: Seconds to compile.
-    """
-
-    family: Family
-    space: Space
-    log_throughput: Array
-    peak_bytes: Array
-    budget_bytes: float
-    memory: MemoryPrior | None
-    run_sd: float
-    pass_sd: float
+    family: Family  # its kind
+    space: Space  # the candidates
+    log_throughput: Array  # ln(samples/s) at each candidate, without noise
+    peak_bytes: Array  # true peak of the tensors at each candidate
+    budget_bytes: float  # memory of the device
+    memory: MemoryPrior | None  # the prior of a trace, with its error; None where nothing is limited
+    run_sd: float  # noise between two runs of one size, ln
+    pass_sd: float  # noise between two passes of a run, ln
+    # Reserved by a caching allocator at each candidate without a limit; None without an allocator, so that the tensors
+    # alone must fit.
     reserved_bytes: Array | None = None
+    # Reserved where the allocator must release its cache again and again; None without one.
     lowest_limit_bytes: Array | None = None
-    failure: StructuredFailure | None = None
-    drift_per_probe: float = 0.0
-    outlier_share: float = 0.0
-    common_mode_sd: float = 0.0
-    burst_share: float = 0.0
-    start_s: float = 5.0
-    compile_s: float = 30.0
+    failure: StructuredFailure | None = None  # sizes at which the program fails for reasons of its own; None for none
+    drift_per_probe: float = 0.0  # change of ln(samples/s) from probe to probe
+    outlier_share: float = 0.0  # share of the probes that another process slows down
+    common_mode_sd: float = 0.0  # drift of ln(samples/s) over seconds and minutes
+    burst_share: float = 0.0  # share of the timings that another process slows down, by up to `MOST_BURST` times
+    start_s: float = 5.0  # seconds to start a worker
+    compile_s: float = 30.0  # seconds to compile
 
     @property
     def fits(self) -> NDArray[np.bool_]:

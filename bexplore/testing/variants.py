@@ -24,15 +24,10 @@ FIXED_SHARES = (0.1, 0.85)  # of the budget, by what no size changes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointWorld:
-    """A job whose variants are all known.
+    """A job whose variants are all known."""
 
-    Attributes:
-        worlds: Of each variant; the candidates are the same, and so is the machine.
-        variants: What a trace tells of each.
-    """
-
-    worlds: tuple[World, ...]
-    variants: tuple[Variant, ...]
+    worlds: tuple[World, ...]  # of each variant; the candidates are the same, and so is the machine
+    variants: tuple[Variant, ...]  # what a trace tells of each
 
     @property
     def space(self) -> Space:

@@ -56,20 +56,15 @@ def _generator(seed: int, index: int) -> torch.Generator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """Place of the samples in a user's batches, as two batches of different sizes show it.
+    """Place of the samples in a user's batches, as two batches of different sizes show it."""
 
-    Attributes:
-        dimensions: Dimension of the sample for each tensor leaf, None for a tensor that is the same at both sizes; None
-            in all if the number of leaves depends on the size (a list of samples).
-        rows: Length of that dimension per sample for each tensor leaf; None where it does not grow as the size does.
-        tensors: Tensor leaves per sample in a list of samples; None for any other structure.
-        samples_of: The user's own count of the samples of a batch; None for none.
-    """
-
+    # Dimension of the sample for each tensor leaf, None for a tensor that is the same at both sizes; None in all if the
+    # number of leaves depends on the size (a list of samples).
     dimensions: list[int | None] | None
+    # Length of that dimension per sample for each tensor leaf; None where it does not grow as the size does.
     rows: tuple[Fraction | None, ...] = ()
-    tensors: Fraction | None = None
-    samples_of: Callable[[Batch], int] | None = None
+    tensors: Fraction | None = None  # tensor leaves per sample in a list of samples; None for any other structure
+    samples_of: Callable[[Batch], int] | None = None  # the user's own count of the samples of a batch; None for none
 
     @property
     def is_seen(self) -> bool:

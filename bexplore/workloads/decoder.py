@@ -51,59 +51,33 @@ _CHOICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Sizes and parts of a decoder-only language model; the defaults are GPT-2 small.
+    """Sizes and parts of a decoder-only language model; the defaults are GPT-2 small."""
 
-    Attributes:
-        vocab_size: Entries of the vocabulary.
-        hidden_size: Width of the residual stream.
-        num_layers: Transformer blocks.
-        num_heads: Query heads; divides `hidden_size` unless `head_size` is given.
-        num_key_value_heads: Key and value heads (grouped-query attention); divides `num_heads`; None for `num_heads`.
-        head_size: Width of a head; None for `hidden_size / num_heads`.
-        intermediate_size: Width of the feed-forward network; None for `4 * hidden_size`.
-        max_position_embeddings: Longest sequence, tokens.
-        position_embedding: One of `learned`, `fixed` (sinusoids), `rotary`, `alibi`, `none`.
-        rotary_dim: Leading channels of a head that are rotated; None for all. Even.
-        rope_theta: Base of the rotary frequencies.
-        norm: `layernorm` or `rmsnorm`, before each part and at the end.
-        norm_eps: Added to the variance.
-        activation: A key of `GATED_ACTIVATIONS` or one of `ACTIVATIONS`.
-        use_bias: Default of `attention_bias`, `attention_output_bias` and `feed_forward_bias`.
-        attention_bias: Biases of the query, key and value projections; None for `use_bias`.
-        attention_output_bias: Bias of the attention's output projection; None for `use_bias`.
-        feed_forward_bias: Biases of the feed-forward network; None for `use_bias`.
-        output_bias: Bias of the projection to the vocabulary.
-        tie_embeddings: The projection to the vocabulary uses the weights of the token embedding.
-        dropout: Dropout probability of the residual branches.
-        embedding_dropout: Dropout probability of the embeddings; None for `dropout`.
-        attention_dropout: Dropout probability of the attention probabilities.
-        initializer_range: Standard deviation of the initial weights.
-    """
-
-    vocab_size: int = 50257
-    hidden_size: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
+    vocab_size: int = 50257  # entries of the vocabulary
+    hidden_size: int = 768  # width of the residual stream
+    num_layers: int = 12  # transformer blocks
+    num_heads: int = 12  # query heads; divides `hidden_size` unless `head_size` is given
+    # Key and value heads (grouped-query attention); divides `num_heads`; None for `num_heads`.
     num_key_value_heads: int | None = None
-    head_size: int | None = None
-    intermediate_size: int | None = None
-    max_position_embeddings: int = 1024
-    position_embedding: str = "learned"
-    rotary_dim: int | None = None
-    rope_theta: float = 10000.0
-    norm: str = "layernorm"
-    norm_eps: float = 1e-5
-    activation: str = "gelu"
-    use_bias: bool = True
-    attention_bias: bool | None = None
-    attention_output_bias: bool | None = None
-    feed_forward_bias: bool | None = None
-    output_bias: bool = False
-    tie_embeddings: bool = True
-    dropout: float = 0.0
-    embedding_dropout: float | None = None
-    attention_dropout: float = 0.0
-    initializer_range: float = 0.02
+    head_size: int | None = None  # width of a head; None for `hidden_size / num_heads`
+    intermediate_size: int | None = None  # width of the feed-forward network; None for `4 * hidden_size`
+    max_position_embeddings: int = 1024  # longest sequence, tokens
+    position_embedding: str = "learned"  # one of `learned`, `fixed` (sinusoids), `rotary`, `alibi`, `none`
+    rotary_dim: int | None = None  # leading channels of a head that are rotated; None for all. Even
+    rope_theta: float = 10000.0  # base of the rotary frequencies
+    norm: str = "layernorm"  # `layernorm` or `rmsnorm`, before each part and at the end
+    norm_eps: float = 1e-5  # added to the variance
+    activation: str = "gelu"  # a key of `GATED_ACTIVATIONS` or one of `ACTIVATIONS`
+    use_bias: bool = True  # default of `attention_bias`, `attention_output_bias` and `feed_forward_bias`
+    attention_bias: bool | None = None  # biases of the query, key and value projections; None for `use_bias`
+    attention_output_bias: bool | None = None  # bias of the attention's output projection; None for `use_bias`
+    feed_forward_bias: bool | None = None  # biases of the feed-forward network; None for `use_bias`
+    output_bias: bool = False  # bias of the projection to the vocabulary
+    tie_embeddings: bool = True  # the projection to the vocabulary uses the weights of the token embedding
+    dropout: float = 0.0  # dropout probability of the residual branches
+    embedding_dropout: float | None = None  # dropout probability of the embeddings; None for `dropout`
+    attention_dropout: float = 0.0  # dropout probability of the attention probabilities
+    initializer_range: float = 0.02  # standard deviation of the initial weights
 
     @classmethod
     def from_mapping(cls, model: Mapping[str, Any]) -> DecoderConfig:

@@ -29,22 +29,15 @@ TensorPlan = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelModel:
-    """A loss module, whose work ranks may share.
+    """A loss module, whose work ranks may share."""
 
-    Attributes:
-        loss_module: What a pass calls.
-        compiled_modules: What the training compiles, each in place.
-        synchronize: Context around a pass; given False, the pass does not reduce gradients over the replicas. It is
-            `nullcontext` where gradients are synchronized elsewhere, or not at all.
-        bucket_bytes: Bytes of gradient buckets, which no tensor of the model shows.
-        is_compiled_by_block: Whether blocks are compiled one by one, and what is between them is not.
-    """
-
-    loss_module: nn.Module
-    compiled_modules: list[nn.Module]
+    loss_module: nn.Module  # what a pass calls
+    compiled_modules: list[nn.Module]  # what the training compiles, each in place
+    # Context around a pass; given False, the pass does not reduce gradients over the replicas. It is `nullcontext`
+    # where gradients are synchronized elsewhere, or not at all.
     synchronize: Callable[[bool], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
-    bucket_bytes: int = 0
-    is_compiled_by_block: bool = False
+    bucket_bytes: int = 0  # bytes of gradient buckets, which no tensor of the model shows
+    is_compiled_by_block: bool = False  # whether blocks are compiled one by one, and what is between them is not
 
 
 def is_fake() -> bool:

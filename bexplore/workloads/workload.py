@@ -120,42 +120,33 @@ def _check_argument_names(optimizer_class: type[torch.optim.Optimizer], argument
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Live modules, a maker of batches, and the two halves of a training step.
+    """Live modules, a maker of batches, and the two halves of a training step."""
 
-    Attributes:
-        job: The built job.
-        loss_module: `loss_module(*batch)` gives the scalar loss, model and loss in one module, so that one compilation
-            covers both; None for a step of the user's own.
-        compiled_modules: Modules to compile in place (`nn.Module.compile`) before the first pass.
-        make_batch: micro_batch_size -> batch on the job's device; deterministic, sample i does not depend on the size.
-        forward_backward: (batch, loss_scale, synchronize) -> detached loss; adds to `.grad` in training, forward only
-            in evaluation. Where replicas share the work, `synchronize` (True by default) reduces the gradients.
-        update: Clips, steps the optimizers and clears the gradients; does nothing in evaluation.
-        optimizers: Optimizers that `update` steps; empty in evaluation.
-        batch_dimensions: Dimension of the sample for each tensor leaf of a batch; None for a tensor without. It is None
-            where the structure of a batch depends on its size (a list of samples).
-        samples_are_seen: Whether `make_batch` checks the number of samples of a batch.
-        make_batch_of_length: (micro_batch_size, length) -> a batch whose rows have a length, those of `make_batch` have
-            the longest; None where all have one length.
-        make_other_batch: (micro_batch_size, number) -> a batch of the user's own code with the random numbers of a
-            number from 1 on; None for synthetic samples.
-        bucket_bytes: Bytes of gradient buckets, which no tensor of the modules shows.
-        is_compiled_by_block: Whether `compiled_modules` are the blocks of a model, and what is between them runs
-            eagerly.
-    """
-
-    job: Job
+    job: Job  # the built job
+    # `loss_module(*batch)` gives the scalar loss, model and loss in one module, so that one compilation covers both;
+    # None for a step of the user's own.
     loss_module: nn.Module | None
-    compiled_modules: list[nn.Module]
+    compiled_modules: list[nn.Module]  # modules to compile in place (`nn.Module.compile`) before the first pass
+    # Micro_batch_size -> batch on the job's device; deterministic, sample i does not depend on the size.
     make_batch: Callable[[int], Batch]
+    # (batch, loss_scale, synchronize) -> detached loss; adds to `.grad` in training, forward only in evaluation. Where
+    # replicas share the work, `synchronize` (True by default) reduces the gradients.
     forward_backward: Callable[..., torch.Tensor]
-    update: Callable[[], None]
+    update: Callable[[], None]  # clips, steps the optimizers and clears the gradients; does nothing in evaluation
+    # Optimizers that `update` steps; empty in evaluation.
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    # Dimension of the sample for each tensor leaf of a batch; None for a tensor without. It is None where the structure
+    # of a batch depends on its size (a list of samples).
     batch_dimensions: list[int | None] | None = None
-    samples_are_seen: bool = True
+    samples_are_seen: bool = True  # whether `make_batch` checks the number of samples of a batch
+    # (micro_batch_size, number) -> a batch of the user's own code with the random numbers of a number from 1 on; None
+    # for synthetic samples.
     make_other_batch: Callable[[int, int], Batch] | None = None
+    # (micro_batch_size, length) -> a batch whose rows have a length, those of `make_batch` have the longest; None where
+    # all have one length.
     make_batch_of_length: Callable[[int, int], Batch] | None = None
-    bucket_bytes: int = 0
+    bucket_bytes: int = 0  # bytes of gradient buckets, which no tensor of the modules shows
+    # Whether `compiled_modules` are the blocks of a model, and what is between them runs eagerly.
     is_compiled_by_block: bool = False
 
 

@@ -86,19 +86,12 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likeness:
-    """How much a file looks like one of a family.
+    """How much a file looks like one of a family."""
 
-    Attributes:
-        family: The family.
-        evidence: Keys that show it; empty where the user named it.
-        against: Keys that speak for another program.
-        score: Keys for it less those against it.
-    """
-
-    family: Family
-    evidence: tuple[str, ...] = ()
-    against: tuple[str, ...] = ()
-    score: int = CERTAIN
+    family: Family  # the family
+    evidence: tuple[str, ...] = ()  # keys that show it; empty where the user named it
+    against: tuple[str, ...] = ()  # keys that speak for another program
+    score: int = CERTAIN  # keys for it less those against it
 
     @property
     def is_certain(self) -> bool:
@@ -126,61 +119,41 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A family of training configurations.
+    """A family of training configurations."""
 
-    Attributes:
-        name: Name on the command line.
-        title: Name for people.
-        signatures: Signatures, of which one must fit.
-        marks: Further keys that its files usually have: each counts for it.
-        foreign: Keys of other programs whose files look alike: each counts against it.
-        micro_batch_size: Keys of the samples of one replica in one pass.
-        find_size: Returns the path of the micro-batch size where its key is the user's own; None for the keys alone.
-        global_batch_size: Keys of the samples of one optimizer step over all replicas.
-        accumulation: Keys of the micro-batches of one replica in one step.
-        replicas: Factors of the number of replicas, each with its alternatives; an absent factor is 1.
-        all_that_remain: Keys of `replicas` that mean "all that remain of the devices" where they are absent or -1.
-        model_parallel: Factors by which the product of `replicas` is divided: devices of one replica.
-        parallel_degrees: Factors by which `replicas` is multiplied for the number of processes.
-        sequence_length: Keys of the tokens of a sample.
-        output_dir: Keys of folders that the training writes to; each start gets a folder of its own.
-        memory: Further keys that decide the memory or the speed of a pass: a change of one is named.
-        counts_tokens: Whether micro-batch and global batch stand in tokens.
-        probing: Value that a key has in each start, where the file has it: what would change the size by itself.
-        unset: Values of a number that mean "derived", such as -1 or "auto".
-        remainder: What the family does where the global batch is no multiple of micro-batch and replicas.
-        rules: Yields the family's own objections to the numbers.
-        program: Returns the usual command of a file for a number of processes; None where only the user has it.
-        reads_absent_size: Whether its program reads the micro-batch size also where a file had none.
-        source: Public document or code that the keys and rules come from.
-        note: What a reader of the table of families should have in mind; a line to type begins with `-- `.
-    """
-
-    name: str
-    title: str
-    signatures: tuple[Signature, ...]
-    micro_batch_size: Keys
-    source: str
-    marks: Keys = ()
-    foreign: Keys = (_HYDRA,)
+    name: str  # name on the command line
+    title: str  # name for people
+    signatures: tuple[Signature, ...]  # signatures, of which one must fit
+    micro_batch_size: Keys  # keys of the samples of one replica in one pass
+    source: str  # public document or code that the keys and rules come from
+    marks: Keys = ()  # further keys that its files usually have: each counts for it
+    foreign: Keys = (_HYDRA,)  # keys of other programs whose files look alike: each counts against it
+    # Returns the path of the micro-batch size where its key is the user's own; None for the keys alone.
     find_size: Callable[[Values], KeyPath | None] = lambda values: None
-    global_batch_size: Keys = ()
-    accumulation: Keys = ()
+    global_batch_size: Keys = ()  # keys of the samples of one optimizer step over all replicas
+    accumulation: Keys = ()  # keys of the micro-batches of one replica in one step
+    # Factors of the number of replicas, each with its alternatives; an absent factor is 1.
     replicas: tuple[Keys, ...] = ()
+    # Keys of `replicas` that mean "all that remain of the devices" where they are absent or -1.
     all_that_remain: Keys = ()
+    # Factors by which the product of `replicas` is divided: devices of one replica.
     model_parallel: tuple[Keys, ...] = ()
-    parallel_degrees: tuple[Keys, ...] = ()
-    sequence_length: Keys = ()
-    output_dir: Keys = ()
-    memory: Keys = ()
-    counts_tokens: bool = False
+    parallel_degrees: tuple[Keys, ...] = ()  # factors by which `replicas` is multiplied for the number of processes
+    sequence_length: Keys = ()  # keys of the tokens of a sample
+    output_dir: Keys = ()  # keys of folders that the training writes to; each start gets a folder of its own
+    memory: Keys = ()  # further keys that decide the memory or the speed of a pass: a change of one is named
+    counts_tokens: bool = False  # whether micro-batch and global batch stand in tokens
+    # Value that a key has in each start, where the file has it: what would change the size by itself.
     probing: Mapping[str, Any] = field(default_factory=dict)
-    unset: tuple[Any, ...] = (None, "auto", -1)
+    unset: tuple[Any, ...] = (None, "auto", -1)  # values of a number that mean "derived", such as -1 or "auto"
+    # What the family does where the global batch is no multiple of micro-batch and replicas.
     remainder: Remainder = Remainder.REFUSED
+    # Yields the family's own objections to the numbers.
     rules: Callable[[Numbers, Values], Iterable[str]] = lambda numbers, values: ()
+    # Returns the usual command of a file for a number of processes; None where only the user has it.
     program: Callable[[Values, int], Program] | None = None
-    reads_absent_size: bool = True
-    note: str = ""
+    reads_absent_size: bool = True  # whether its program reads the micro-batch size also where a file had none
+    note: str = ""  # what a reader of the table of families should have in mind; a line to type begins with `-- `
 
     def size_path(self, values: Values) -> KeyPath | None:
         """Return the path at which the micro-batch size is written; None where the file has none."""

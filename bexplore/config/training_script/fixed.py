@@ -17,25 +17,15 @@ VARIABLE = "MICRO_BATCH_SIZE"  # that the edit reads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedSize:
-    """A number in a program.
+    """A number in a program."""
 
-    Attributes:
-        name: That it is given to.
-        size: The number.
-        where: `file:line`.
-        line: The line as it is.
-        edited: The line that takes the number from the environment.
-        is_in_script: Whether the file is the script itself.
-        needs_import: Whether the file does not import `os` yet.
-    """
-
-    name: str
-    size: int
-    where: str
-    line: str
-    edited: str
-    is_in_script: bool
-    needs_import: bool
+    name: str  # that it is given to
+    size: int  # the number
+    where: str  # `file:line`
+    line: str  # the line as it is
+    edited: str  # the line that takes the number from the environment
+    is_in_script: bool  # whether the file is the script itself
+    needs_import: bool  # whether the file does not import `os` yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,23 +42,14 @@ _FAR = 100  # the rank of a name that ends in a known one, such as `unet_batch_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A value that a program takes.
+    """A value that a program takes."""
 
-    Attributes:
-        name: As the program calls it, such as `train.batch_size`.
-        head: What stands before the value: `--batch-size`, or `batch_size=` in one word; empty for a positional one.
-        is_required: Whether the program refuses to start without it.
-        default: Its value without one; None where there is none or it is not a literal.
-        choices: Values that it takes; empty where any.
-        is_variable: Whether it is a variable of the environment.
-    """
-
-    name: str
-    head: str
-    is_required: bool = False
-    default: Any = None
-    choices: tuple[str, ...] = ()
-    is_variable: bool = False
+    name: str  # as the program calls it, such as `train.batch_size`
+    head: str  # what stands before the value: `--batch-size`, or `batch_size=` in one word; empty for a positional one
+    is_required: bool = False  # whether the program refuses to start without it
+    default: Any = None  # its value without one; None where there is none or it is not a literal
+    choices: tuple[str, ...] = ()  # values that it takes; empty where any
+    is_variable: bool = False  # whether it is a variable of the environment
 
     @property
     def is_positional(self) -> bool:
@@ -89,16 +80,11 @@ class Parameter:
 
 @dataclass(slots=True)
 class Interface:
-    """The parameters of a program, or of one of its commands.
+    """The parameters of a program, or of one of its commands."""
 
-    Attributes:
-        style: What reads them, such as `argparse`.
-        parameters: In the order in which positional ones are given.
-        commands: Its commands by name, one of which must be given; empty for none.
-    """
-
-    style: str
-    parameters: list[Parameter] = field(default_factory=list)
+    style: str  # what reads them, such as `argparse`
+    parameters: list[Parameter] = field(default_factory=list)  # in the order in which positional ones are given
+    # Its commands by name, one of which must be given; empty for none.
     commands: dict[str, Interface] = field(default_factory=dict)
 
 
@@ -107,18 +93,12 @@ Chain = list[tuple[str, Interface]]  # of commands: the program itself as "", th
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """The words behind the name of a program.
+    """The words behind the name of a program."""
 
-    Attributes:
-        words: With placeholders.
-        variables: Of the environment, with placeholders.
-        chosen: Placeholder -> the parameter that takes it.
-        missing: Parameters whose value only the user knows; the words have a stand-in for each.
-    """
-
-    words: list[str] = field(default_factory=list)
-    variables: dict[str, str] = field(default_factory=dict)
-    chosen: dict[str, Parameter] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)  # with placeholders
+    variables: dict[str, str] = field(default_factory=dict)  # of the environment, with placeholders
+    chosen: dict[str, Parameter] = field(default_factory=dict)  # placeholder -> the parameter that takes it
+    # Parameters whose value only the user knows; the words have a stand-in for each.
     missing: list[Parameter] = field(default_factory=list)
 
 

@@ -22,23 +22,14 @@ _TRL_SCRIPTS = ("ModelConfig", "ScriptArguments")  # of trl, which are no traini
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """How a library spells the arguments of a function.
+    """How a library spells the arguments of a function."""
 
-    Attributes:
-        name: Of the library.
-        has_dashes: Whether `_` in a name becomes `-`.
-        is_assigned: Whether it is `name=value` in one word.
-        prefix: Before the name.
-        is_nested: Whether fields of a class get the name of the argument before theirs.
-        required_is_positional: Whether an argument without a default has its place as its name.
-    """
-
-    name: str
-    has_dashes: bool = False
-    is_assigned: bool = False
-    prefix: str = "--"
-    is_nested: bool = True
-    required_is_positional: bool = False
+    name: str  # of the library
+    has_dashes: bool = False  # whether `_` in a name becomes `-`
+    is_assigned: bool = False  # whether it is `name=value` in one word
+    prefix: str = "--"  # before the name
+    is_nested: bool = True  # whether fields of a class get the name of the argument before theirs
+    required_is_positional: bool = False  # whether an argument without a default has its place as its name
 
     def parameter(self, name: str, field: _Field, default: Any, *, is_required: bool) -> Parameter:
         """Return a field as the command line takes it."""

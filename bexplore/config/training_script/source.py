@@ -24,23 +24,16 @@ UNKNOWN = object()  # the value of an expression that is no literal
 
 @dataclass(eq=False, slots=True)
 class Module:
-    """A file of the program.
+    """A file of the program."""
 
-    Attributes:
-        path: As it is shown to people.
-        tree: Its syntax.
-        imports: Local name -> (module as it is written, with a dot for each level, name in it; None for the module).
-        definitions: Functions and classes at its top, also under `if` and `try`, and in functions.
-        values: Name -> the expression that its top gives it last.
-        parents: Node -> the node around it, by `id`.
-    """
-
-    path: Path
-    tree: ast.Module
+    path: Path  # as it is shown to people
+    tree: ast.Module  # its syntax
+    # Local name -> (module as it is written, with a dot for each level, name in it; None for the module).
     imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    # Functions and classes at its top, also under `if` and `try`, and in functions.
     definitions: dict[str, Definition] = field(default_factory=dict)
-    values: dict[str, ast.expr] = field(default_factory=dict)
-    parents: dict[int, ast.AST] = field(default_factory=dict)
+    values: dict[str, ast.expr] = field(default_factory=dict)  # name -> the expression that its top gives it last
+    parents: dict[int, ast.AST] = field(default_factory=dict)  # node -> the node around it, by `id`
 
     def where(self, node: ast.AST) -> str:
         """Return `file:line` of a node."""

@@ -9,23 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One axis.
+    """One axis."""
 
-    Attributes:
-        label: Quantity and unit.
-        low: Smallest value shown.
-        high: Largest value shown; above `low`.
-        is_log2: Whether the axis is logarithmic.
-        ticks: Values with a tick.
-        text: Value -> its text beside the tick.
-    """
-
-    label: str
-    low: float
-    high: float
-    is_log2: bool = False
-    ticks: tuple[float, ...] = ()
-    text: Callable[[float], str] = lambda value: f"{value:g}"
+    label: str  # quantity and unit
+    low: float  # smallest value shown
+    high: float  # largest value shown; above `low`
+    is_log2: bool = False  # whether the axis is logarithmic
+    ticks: tuple[float, ...] = ()  # values with a tick
+    text: Callable[[float], str] = lambda value: f"{value:g}"  # value -> its text beside the tick
 
     def fraction(self, value: float) -> float:
         """Return the position of a value between the ends, clipped to 0 to 1."""
@@ -94,23 +85,14 @@ Mark = Line | Band | Dots | Rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure.
+    """A figure."""
 
-    Attributes:
-        key: Its file name without a suffix.
-        title: Its heading.
-        description: Its content in words, for screen readers.
-        x: The horizontal axis.
-        y: The vertical axis.
-        marks: Marks from back to front.
-    """
-
-    key: str
-    title: str
-    description: str
-    x: Axis
-    y: Axis
-    marks: tuple[Mark, ...]
+    key: str  # its file name without a suffix
+    title: str  # its heading
+    description: str  # its content in words, for screen readers
+    x: Axis  # the horizontal axis
+    y: Axis  # the vertical axis
+    marks: tuple[Mark, ...]  # marks from back to front
 
 
 def size_axis(low: float, high: float) -> Axis:

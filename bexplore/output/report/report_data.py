@@ -27,36 +27,21 @@ from bexplore.trace.cost_model import CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
-    """The data of a run.
+    """The data of a run."""
 
-    Attributes:
-        run: The run on disk.
-        meta: Its job, environment and settings.
-        job: The job, with the settings of the answer.
-        result: The result, or the latest recommendation of an unfinished run; all fields None before the first.
-        is_finished: Whether `result` is final.
-        observations: Every probe, in order, of all variants.
-        confidences: (probes, score) of each recommendation, in order.
-        cost_model: The trace of that job; None for none.
-        budget_bytes: The memory budget in force; None if unknown.
-        names: Settings in words, by variant; empty for a job with one.
-        bottlenecks: What limits the speed; of an unfinished run by its probes so far.
-        profile: What the last profile of its steps shows; None for none.
-        plan: The training by the file's own numbers; None where it gives too few, or the run is unfinished.
-    """
-
-    run: Run
-    meta: Mapping[str, Any]
-    job: Job
-    result: RunResult
-    is_finished: bool
-    observations: tuple[Observation, ...]
-    confidences: tuple[tuple[int, int], ...]
-    cost_model: CostModel | None
-    budget_bytes: int | None
-    bottlenecks: tuple[Bottleneck, ...] = ()
-    names: tuple[str, ...] = ()
-    profile: Profile | None = None
+    run: Run  # the run on disk
+    meta: Mapping[str, Any]  # its job, environment and settings
+    job: Job  # the job, with the settings of the answer
+    result: RunResult  # the result, or the latest recommendation of an unfinished run; all fields None before the first
+    is_finished: bool  # whether `result` is final
+    observations: tuple[Observation, ...]  # every probe, in order, of all variants
+    confidences: tuple[tuple[int, int], ...]  # (probes, score) of each recommendation, in order
+    cost_model: CostModel | None  # the trace of that job; None for none
+    budget_bytes: int | None  # the memory budget in force; None if unknown
+    bottlenecks: tuple[Bottleneck, ...] = ()  # what limits the speed; of an unfinished run by its probes so far
+    names: tuple[str, ...] = ()  # settings in words, by variant; empty for a job with one
+    profile: Profile | None = None  # what the last profile of its steps shows; None for none
+    # The training by the file's own numbers; None where it gives too few, or the run is unfinished.
     plan: Plan | None = None
 
     @property

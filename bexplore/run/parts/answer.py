@@ -24,48 +24,32 @@ class AnswerPart:
     """The recommended size. None means unknown or not applicable, never 0.
 
     On an emulated device it is the largest size that ran, and all speeds and scores are None.
-
-    Attributes:
-        micro_batch_size: The size to use; None where an interruption came before the first measurement.
-        relative_performance: Its samples/s over those of the base.
-        relative_performance_interval: The 95 % interval of `relative_performance`; None for the base itself.
-        confidence: P(it is within the indifference zone of the fastest that fits) in percent, 0 to 98.
-        samples_per_s: Of one replica, of the pass, as in `speeds`.
-        total_samples_per_s: Of all replicas; None where one of several ran alone.
-        pass_time_s: Seconds of a pass.
-        update_time_s: Seconds of an update, as its share of the last probe of the size shows; None in evaluation, and
-            where none was timed.
-        speeds: The one estimate of each size that ran, from which all numbers of its speed follow: posterior mean and
-            95 % interval of samples/s, at the machine's speed at the end.
-        regret_bound_90: Share of the fastest size's speed that it misses at most, with a score of 90.
-        left_to_gain: Share of the fastest size's speed that it is expected to miss, 0 to 1.
-        base_micro_batch_size: The smallest size that ran; None where none did.
-        training_time_s: Seconds of the training that a further probe could speed up.
-        training_samples: Samples of one replica in the training, where the training time comes from the file's steps.
-        next_probe_s: Seconds of the further probe that would save most.
-        next_probe_saves: Share of `training_time_s` that it is expected to save.
-        smallest_within_tolerance: The smallest size that ran within the indifference zone of the best.
-        memory_saved_bytes: Peak memory that this smallest size saves.
     """
 
-    micro_batch_size: int | None = None
-    relative_performance: float | None = None
+    micro_batch_size: int | None = None  # the size to use; None where an interruption came before the first measurement
+    relative_performance: float | None = None  # its samples/s over those of the base
+    # The 95 % interval of `relative_performance`; None for the base itself.
     relative_performance_interval: tuple[float, float] | None = None
-    confidence: int | None = None
-    samples_per_s: float | None = None
-    total_samples_per_s: float | None = None
-    pass_time_s: float | None = None
+    confidence: int | None = None  # p(it is within the indifference zone of the fastest that fits) in percent, 0 to 98
+    samples_per_s: float | None = None  # of one replica, of the pass, as in `speeds`
+    total_samples_per_s: float | None = None  # of all replicas; None where one of several ran alone
+    pass_time_s: float | None = None  # seconds of a pass
+    # Seconds of an update, as its share of the last probe of the size shows; None in evaluation, and where none was
+    # timed.
     update_time_s: float | None = None
+    # The one estimate of each size that ran, from which all numbers of its speed follow: posterior mean and 95 %
+    # interval of samples/s, at the machine's speed at the end.
     speeds: tuple[Speed, ...] = ()
-    regret_bound_90: float | None = None
-    left_to_gain: float | None = None
-    base_micro_batch_size: int | None = None
-    training_time_s: float | None = None
+    regret_bound_90: float | None = None  # share of the fastest size's speed that it misses at most, with a score of 90
+    left_to_gain: float | None = None  # share of the fastest size's speed that it is expected to miss, 0 to 1
+    base_micro_batch_size: int | None = None  # the smallest size that ran; None where none did
+    training_time_s: float | None = None  # seconds of the training that a further probe could speed up
+    # Samples of one replica in the training, where the training time comes from the file's steps.
     training_samples: int | None = None
-    next_probe_s: float | None = None
-    next_probe_saves: float | None = None
-    smallest_within_tolerance: int | None = None
-    memory_saved_bytes: int | None = None
+    next_probe_s: float | None = None  # seconds of the further probe that would save most
+    next_probe_saves: float | None = None  # share of `training_time_s` that it is expected to save
+    smallest_within_tolerance: int | None = None  # the smallest size that ran within the indifference zone of the best
+    memory_saved_bytes: int | None = None  # peak memory that this smallest size saves
 
     @classmethod
     def find(cls, facts: Facts) -> AnswerPart:

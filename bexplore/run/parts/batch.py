@@ -17,22 +17,15 @@ if TYPE_CHECKING:  # the schema imports pydantic, which reading a result need no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidBatchSize:
-    """A global batch size that is valid with the recommended size.
+    """A global batch size that is valid with the recommended size."""
 
-    Attributes:
-        global_batch_size: Samples of one optimizer step over all replicas.
-        accumulation_steps: Micro-batches of one replica in one optimizer step.
-        num_tokens: Tokens of one optimizer step; None where the sequence length is unknown.
-        step_time_s: Seconds of an optimizer step, its passes and an update, with the communication of replicas where
-            all ranks ran; None if unknown.
-        is_measured: Whether a real step of this batch was timed, and `step_time_s` is what it took.
-    """
-
-    global_batch_size: int
-    accumulation_steps: int
-    num_tokens: int | None = None
+    global_batch_size: int  # samples of one optimizer step over all replicas
+    accumulation_steps: int  # micro-batches of one replica in one optimizer step
+    num_tokens: int | None = None  # tokens of one optimizer step; None where the sequence length is unknown
+    # Seconds of an optimizer step, its passes and an update, with the communication of replicas where all ranks ran;
+    # None if unknown.
     step_time_s: float | None = None
-    is_measured: bool = False
+    is_measured: bool = False  # whether a real step of this batch was timed, and `step_time_s` is what it took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,52 +33,35 @@ class KeepsBatchSize:
     """The fastest size with which the user's own global batch size is valid; on an emulated device the largest.
 
     There its speeds and its score are None.
-
-    Attributes:
-        micro_batch_size: Samples of one replica in one pass.
-        accumulation_steps: Passes of one replica in an optimizer step of that batch.
-        samples_per_s: Of one replica, of the pass, as in `speeds`.
-        relative_performance: Its samples/s over those of the base.
-        confidence: P(it is within the indifference zone of the fastest that keeps the batch size) in percent, 0 to 98.
-        over_recommended: Its samples/s over those of `free_micro_batch_size`.
-        free_micro_batch_size: The size that is recommended whatever the batch size.
-        compilation: Program that it ran; None where another explorer of the study ran it.
-        step_time_s: Seconds of an optimizer step of that batch, as in `ValidBatchSize`; None as for `compilation`.
     """
 
-    micro_batch_size: int
-    accumulation_steps: int
-    samples_per_s: float | None
-    relative_performance: float | None
+    micro_batch_size: int  # samples of one replica in one pass
+    accumulation_steps: int  # passes of one replica in an optimizer step of that batch
+    samples_per_s: float | None  # of one replica, of the pass, as in `speeds`
+    relative_performance: float | None  # its samples/s over those of the base
+    # P(it is within the indifference zone of the fastest that keeps the batch size) in percent, 0 to 98.
     confidence: int | None
-    over_recommended: float | None
-    free_micro_batch_size: int
-    compilation: str | None = None
+    over_recommended: float | None  # its samples/s over those of `free_micro_batch_size`
+    free_micro_batch_size: int  # the size that is recommended whatever the batch size
+    compilation: str | None = None  # program that it ran; None where another explorer of the study ran it
+    # Seconds of an optimizer step of that batch, as in `ValidBatchSize`; None as for `compilation`.
     step_time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPart:
-    """The global batch sizes of the recommended size.
+    """The global batch sizes of the recommended size."""
 
-    Attributes:
-        global_batch_sizes: Valid global batch sizes around the user's own.
-        batch_size: The user's own global batch size, where it is valid.
-        replica_batch_size: One replica's share of it; None also where it has no whole share.
-        num_replicas: Data-parallel replicas that a training command showed; None where the file gives them.
-        divisibility: The rule by which sizes must divide it.
-        keep_batch_size: Whether it must be kept.
-        batch_message: Whether `batch_size` is valid with the size, and which ones near it are; empty if none was given.
-        keeps_batch_size: The fastest size that keeps `batch_size`; the recommended one if that keeps it.
-    """
-
-    global_batch_sizes: tuple[ValidBatchSize, ...] = ()
-    batch_size: int | None = None
-    replica_batch_size: int | None = None
+    global_batch_sizes: tuple[ValidBatchSize, ...] = ()  # valid global batch sizes around the user's own
+    batch_size: int | None = None  # the user's own global batch size, where it is valid
+    replica_batch_size: int | None = None  # one replica's share of it; None also where it has no whole share
+    # Data-parallel replicas that a training command showed; None where the file gives them.
     num_replicas: int | None = None
-    divisibility: str | None = None
-    keep_batch_size: bool | None = None
+    divisibility: str | None = None  # the rule by which sizes must divide it
+    keep_batch_size: bool | None = None  # whether it must be kept
+    # Whether `batch_size` is valid with the size, and which ones near it are; empty if none was given.
     batch_message: str = ""
+    # The fastest size that keeps `batch_size`; the recommended one if that keeps it.
     keeps_batch_size: KeepsBatchSize | None = None
 
     @classmethod

@@ -16,37 +16,25 @@ MAX_BOTTLENECKS = 2  # rows: the most important; the report lists all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """One finding.
+    """One finding."""
 
-    Attributes:
-        kind: `input`, `communication`, `compute`, `bandwidth`, `launch`, `capacity`, `update`, `graph_breaks`,
-            `saturated`, `precision` or `shape`.
-        finding: The observation, with its numbers.
-        action: What to try; empty where nothing needs to be done.
-        source: Where the rule comes from.
-        evidence: The same numbers by name, units in the names.
-    """
-
+    # `input`, `communication`, `compute`, `bandwidth`, `launch`, `capacity`, `update`, `graph_breaks`, `saturated`,
+    # `precision` or `shape`.
     kind: str
-    finding: str
-    action: str = ""
-    source: str = PLAYBOOK
-    evidence: Mapping[str, float | int] = field(default_factory=dict)
+    finding: str  # the observation, with its numbers
+    action: str = ""  # what to try; empty where nothing needs to be done
+    source: str = PLAYBOOK  # where the rule comes from
+    evidence: Mapping[str, float | int] = field(default_factory=dict)  # the same numbers by name, units in the names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksPart:
-    """What was checked at the recommended size.
+    """What was checked at the recommended size."""
 
-    Attributes:
-        gradient_equivalence: The gradient check's answer: `message` and numbers.
-        loader: The timing of the user's data loader: `samples_per_s`, `num_workers`, `problem` (empty for none).
-        bottlenecks: Limits other than the size, the most important first.
-    """
-
-    gradient_equivalence: Mapping[str, Any] | None = None
+    gradient_equivalence: Mapping[str, Any] | None = None  # the gradient check's answer: `message` and numbers
+    # The timing of the user's data loader: `samples_per_s`, `num_workers`, `problem` (empty for none).
     loader: Mapping[str, Any] | None = None
-    bottlenecks: tuple[Bottleneck, ...] = ()
+    bottlenecks: tuple[Bottleneck, ...] = ()  # limits other than the size, the most important first
 
     def rows(self, view: View) -> Iterator[Row]:
         """Yield whether the size changes the training, the speed of the loader, and the most important limits."""

@@ -22,46 +22,30 @@ INTERVAL = (0.025, 0.975)  # quantiles of an interval of 95 %
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:
-    """A size with settings that no other beats in both memory and speed.
+    """A size with settings that no other beats in both memory and speed."""
 
-    Attributes:
-        settings: The values, by key of `explore.settings`.
-        micro_batch_size: Samples of one pass.
-        peak_memory_bytes: Peak of the live tensors: measured where it ran, else traced.
-        samples_per_s: By the posterior, which rests on measurements where it ran.
-        ran: Whether it ran, or is a prediction.
-    """
-
-    settings: Mapping[str, Any]
-    micro_batch_size: int
-    peak_memory_bytes: int
-    samples_per_s: float
-    ran: bool
+    settings: Mapping[str, Any]  # the values, by key of `explore.settings`
+    micro_batch_size: int  # samples of one pass
+    peak_memory_bytes: int  # peak of the live tensors: measured where it ran, else traced
+    samples_per_s: float  # by the posterior, which rests on measurements where it ran
+    ran: bool  # whether it ran, or is a prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoicePart:
-    """The settings that were explored together with the size; empty for a job with one variant.
+    """The settings that were explored together with the size; empty for a job with one variant."""
 
-    Attributes:
-        variant: Number of the recommended variant in the search; 0 for the file's own settings.
-        base_variant: Number of the variant whose smallest size is the base.
-        settings: What to set, by key of `explore.settings`.
-        settings_over_file: Samples/s over those of the file's own settings at their best size; None where none of
-            these runs.
-        settings_over_file_interval: 95 % interval of it; None also for the file's own settings.
-        operations_over_file: Operations of a pass over those of the file's own settings, by the trace.
-        changes_training: What the settings train otherwise than the file's own, in words.
-        pareto_front: Sizes with settings that no other beats in both memory and speed, in ascending order of memory.
-    """
-
-    variant: int = 0
-    base_variant: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    variant: int = 0  # number of the recommended variant in the search; 0 for the file's own settings
+    base_variant: int = 0  # number of the variant whose smallest size is the base
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what to set, by key of `explore.settings`
+    # Samples/s over those of the file's own settings at their best size; None where none of these runs.
     settings_over_file: float | None = None
+    # 95 % interval of it; None also for the file's own settings.
     settings_over_file_interval: tuple[float, float] | None = None
+    # Operations of a pass over those of the file's own settings, by the trace.
     operations_over_file: float | None = None
-    changes_training: tuple[str, ...] = ()
+    changes_training: tuple[str, ...] = ()  # what the settings train otherwise than the file's own, in words
+    # Sizes with settings that no other beats in both memory and speed, in ascending order of memory.
     pareto_front: tuple[FrontPoint, ...] = ()
 
     @classmethod

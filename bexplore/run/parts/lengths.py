@@ -34,59 +34,35 @@ _MOST_PROGRAMS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherCollation:
-    """Another way to make batches of the same samples.
+    """Another way to make batches of the same samples."""
 
-    Attributes:
-        padding_share: Share of its tokens that is padding, 0 to 1.
-        predicted: Its tokens/s over those of the training's collation, if a token of a row costs the same.
-        measured: Likewise, by passes of the recommended size; None where it was not run.
-    """
-
-    padding_share: float
-    predicted: float
-    measured: float | None = None
+    padding_share: float  # share of its tokens that is padding, 0 to 1
+    predicted: float  # its tokens/s over those of the training's collation, if a token of a row costs the same
+    measured: float | None = None  # likewise, by passes of the recommended size; None where it was not run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthsPart:
-    """The lengths of the training's samples and what follows from them at the recommended size.
+    """The lengths of the training's samples and what follows from them at the recommended size."""
 
-    Attributes:
-        source: Where the lengths are from.
-        collation: How samples become a batch.
-        mean: Mean tokens of a sample.
-        median: Median tokens of a sample.
-        longest: Tokens of the longest row.
-        typical: Median tokens of a row of a batch.
-        typical_rows: Rows of a batch whose rows are typical.
-        micro_batch_tokens: Tokens of a batch, padding included, where they are what is explored; else None.
-        padding_share: Share of the tokens of a batch that is padding, 0 to 1.
-        tokens_per_s: Tokens of samples, without padding, in a second of passes.
-        typical_memory_bytes: Peak of a step of typical batches, by the trace; None without traces.
-        longest_that_fits: Tokens of the longest row whose batch fits the memory budget, by the trace, and for which the
-            model has positions; None without.
-        num_lengths: Different lengths of batches at the size.
-        is_static: Whether each of them is a program of its own.
-        compile_time_s: Seconds to compile one program; None where that was not measured.
-        others: Other collations, by name.
-    """
-
-    source: str
-    collation: str
-    mean: float
-    median: int
-    longest: int
-    typical: int
-    typical_rows: int
-    micro_batch_tokens: int | None
-    padding_share: float
-    tokens_per_s: float | None
-    typical_memory_bytes: int | None
+    source: str  # where the lengths are from
+    collation: str  # how samples become a batch
+    mean: float  # mean tokens of a sample
+    median: int  # median tokens of a sample
+    longest: int  # tokens of the longest row
+    typical: int  # median tokens of a row of a batch
+    typical_rows: int  # rows of a batch whose rows are typical
+    micro_batch_tokens: int | None  # tokens of a batch, padding included, where they are what is explored; else None
+    padding_share: float  # share of the tokens of a batch that is padding, 0 to 1
+    tokens_per_s: float | None  # tokens of samples, without padding, in a second of passes
+    typical_memory_bytes: int | None  # peak of a step of typical batches, by the trace; None without traces
+    # Tokens of the longest row whose batch fits the memory budget, by the trace, and for which the model has positions;
+    # None without.
     longest_that_fits: int | None
-    num_lengths: int
-    is_static: bool
-    compile_time_s: float | None
-    others: Mapping[str, OtherCollation] = field(default_factory=dict)
+    num_lengths: int  # different lengths of batches at the size
+    is_static: bool  # whether each of them is a program of its own
+    compile_time_s: float | None  # seconds to compile one program; None where that was not measured
+    others: Mapping[str, OtherCollation] = field(default_factory=dict)  # other collations, by name
 
     def rows(self, view: View) -> Iterator[Row]:
         """Yield the lengths of samples and batches, the longest that fit, padding, and the programs of lengths."""

@@ -14,19 +14,12 @@ CLEARLY_MORE, CLEARLY_MORE_BYTES = 1.1, 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPart:
-    """The memory of the recommended size; None if unknown.
+    """The memory of the recommended size; None if unknown."""
 
-    Attributes:
-        peak_memory_bytes: Peak of the live tensors.
-        predicted_peak_memory_bytes: The same by the trace; None without a trace.
-        resident_memory_bytes: Memory that the process or the allocator held for these tensors.
-        memory_headroom_bytes: Memory budget less the larger of peak and resident memory.
-    """
-
-    peak_memory_bytes: int | None = None
-    predicted_peak_memory_bytes: int | None = None
-    resident_memory_bytes: int | None = None
-    memory_headroom_bytes: int | None = None
+    peak_memory_bytes: int | None = None  # peak of the live tensors
+    predicted_peak_memory_bytes: int | None = None  # the same by the trace; None without a trace
+    resident_memory_bytes: int | None = None  # memory that the process or the allocator held for these tensors
+    memory_headroom_bytes: int | None = None  # memory budget less the larger of peak and resident memory
 
     @classmethod
     def find(cls, facts: Facts) -> MemoryPart:

@@ -15,23 +15,15 @@ from bexplore.units import counted, format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramPart:
-    """The program that ran the recommended size.
+    """The program that ran the recommended size."""
 
-    Attributes:
-        compilation: Program that ran it.
-        exact_over_shared: Throughput as the training runs over that in the search, at the sizes that ran both.
-        optimizers: Classes of the optimizers that an update steps.
-        samples_are_seen: Whether the number of samples of its batch was checked.
-        eager: The recommended size without torch.compile.
-        artifacts_dir: Compiler cache of the recommended size, which a training may start from.
-    """
-
-    compilation: str | None = None
+    compilation: str | None = None  # program that ran it
+    # Throughput as the training runs over that in the search, at the sizes that ran both.
     exact_over_shared: float | None = None
-    optimizers: tuple[str, ...] | None = None
-    samples_are_seen: bool | None = None
-    eager: EagerComparison | None = None
-    artifacts_dir: str | None = None
+    optimizers: tuple[str, ...] | None = None  # classes of the optimizers that an update steps
+    samples_are_seen: bool | None = None  # whether the number of samples of its batch was checked
+    eager: EagerComparison | None = None  # the recommended size without torch.compile
+    artifacts_dir: str | None = None  # compiler cache of the recommended size, which a training may start from
 
     @classmethod
     def find(cls, facts: Facts) -> ProgramPart:

@@ -20,48 +20,31 @@ MAX_HOSTS = 4  # names; a cluster has too many for a line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksPart:
-    """The ranks of a job at the recommended size. None means unknown or not applicable, never 0.
+    """The ranks of a job at the recommended size. None means unknown or not applicable, never 0."""
 
-    Attributes:
-        description: How ranks share the work, in words.
-        num_ranks: Ranks of the training, one a device.
-        num_replicas: Ranks with a micro-batch of their own.
-        launcher: What started the ranks; None where one rank of N ran alone.
-        hosts: Where they ran, each host once; empty where one rank ran alone.
-        holds_communication: Whether all ranks ran, so that the times hold their communication.
-        accumulation_steps: Passes of a step of the user's batch size, by which passes were ranked.
-        inner_pass_s: Median seconds of a pass that reduces no gradients; None where there is none in a step.
-        last_pass_s: Median seconds of a pass that reduces gradients; None where passes do not differ.
-        effective_pass_s: Median seconds of a pass as it was ranked: the mean over the passes of a step.
-        update_s: Median seconds of an update; None in evaluation.
-        slowest_rank: The rank that computes slowest by itself.
-        slowest_rank_lag: Share by which its speed lies below the median of the ranks.
-        worst_peak_rank: The rank whose tensors need most memory.
-        worst_peak_memory_bytes: Peak of its tensors.
-        one_rank_pass_s: As `effective_pass_s`, of one rank that ran alone, which communicates with none; where it ran
-            the search's program alone, at the ratio that it had there.
-        exposed_communication_s: `effective_pass_s` less `one_rank_pass_s`; noise may make it negative.
-        parallel_efficiency: `one_rank_pass_s` over `effective_pass_s`.
-    """
-
-    description: str
-    num_ranks: int
-    num_replicas: int
-    launcher: str | None = None
-    hosts: tuple[str, ...] = ()
-    holds_communication: bool = False
-    accumulation_steps: int | None = None
+    description: str  # how ranks share the work, in words
+    num_ranks: int  # ranks of the training, one a device
+    num_replicas: int  # ranks with a micro-batch of their own
+    launcher: str | None = None  # what started the ranks; None where one rank of N ran alone
+    hosts: tuple[str, ...] = ()  # where they ran, each host once; empty where one rank ran alone
+    holds_communication: bool = False  # whether all ranks ran, so that the times hold their communication
+    accumulation_steps: int | None = None  # passes of a step of the user's batch size, by which passes were ranked
+    # Median seconds of a pass that reduces no gradients; None where there is none in a step.
     inner_pass_s: float | None = None
-    last_pass_s: float | None = None
+    last_pass_s: float | None = None  # median seconds of a pass that reduces gradients; None where passes do not differ
+    # Median seconds of a pass as it was ranked: the mean over the passes of a step.
     effective_pass_s: float | None = None
-    update_s: float | None = None
-    slowest_rank: int | None = None
-    slowest_rank_lag: float | None = None
-    worst_peak_rank: int | None = None
-    worst_peak_memory_bytes: int | None = None
+    update_s: float | None = None  # median seconds of an update; None in evaluation
+    slowest_rank: int | None = None  # the rank that computes slowest by itself
+    slowest_rank_lag: float | None = None  # share by which its speed lies below the median of the ranks
+    worst_peak_rank: int | None = None  # the rank whose tensors need most memory
+    worst_peak_memory_bytes: int | None = None  # peak of its tensors
+    # As `effective_pass_s`, of one rank that ran alone, which communicates with none; where it ran the search's program
+    # alone, at the ratio that it had there.
     one_rank_pass_s: float | None = None
+    # `effective_pass_s` less `one_rank_pass_s`; noise may make it negative.
     exposed_communication_s: float | None = None
-    parallel_efficiency: float | None = None
+    parallel_efficiency: float | None = None  # `one_rank_pass_s` over `effective_pass_s`
 
     def rows(self, view: View) -> Iterator[Row]:
         """Yield where the ranks ran, which one holds the others up, and what communication costs."""

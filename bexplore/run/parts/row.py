@@ -15,16 +15,9 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What rows depend on beside their own part.
+    """What rows depend on beside their own part."""
 
-    Attributes:
-        tolerance: Width of the indifference zone, as a share of speed.
-        target_confidence: The requested score; None if unknown.
-        is_emulated: Whether the device was emulated, so that no speed is known.
-        is_of_command: Whether a training command ran.
-    """
-
-    tolerance: float
-    target_confidence: float | None = None
-    is_emulated: bool = False
-    is_of_command: bool = False
+    tolerance: float  # width of the indifference zone, as a share of speed
+    target_confidence: float | None = None  # the requested score; None if unknown
+    is_emulated: bool = False  # whether the device was emulated, so that no speed is known
+    is_of_command: bool = False  # whether a training command ran

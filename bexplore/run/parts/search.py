@@ -28,42 +28,26 @@ MAX_FAILURES = 4  # reasons; more would push the answer off the screen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureGroup:
-    """Failed probes whose reasons differ in numbers at most.
+    """Failed probes whose reasons differ in numbers at most."""
 
-    Attributes:
-        outcome: How they ended.
-        reason: The reason of the first.
-        traceback_text: The traceback of the first; empty for none.
-        micro_batch_sizes: All their sizes, ascending.
-    """
-
-    outcome: str
-    reason: str
-    traceback_text: str = ""
-    micro_batch_sizes: tuple[int, ...] = ()
+    outcome: str  # how they ended
+    reason: str  # the reason of the first
+    traceback_text: str = ""  # the traceback of the first; empty for none
+    micro_batch_sizes: tuple[int, ...] = ()  # all their sizes, ascending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPart:
-    """How the search went.
+    """How the search went."""
 
-    Attributes:
-        num_probes: All probes, whatever their outcome.
-        elapsed_s: Seconds from the start of the exploration.
-        stop_reason: A `StopReason`, or the text of `should_stop`.
-        outcomes: Number of probes by outcome.
-        runs_at: The sizes at which the program runs, where a rule explains its failures; None for no such rule.
-        failures: Probes that did not run, grouped by reason.
-        throughput_band: The final posterior of throughput.
-    """
-
-    num_probes: int | None = None
-    elapsed_s: float | None = None
-    stop_reason: str = ""
-    outcomes: Mapping[str, int] = field(default_factory=dict)
+    num_probes: int | None = None  # all probes, whatever their outcome
+    elapsed_s: float | None = None  # seconds from the start of the exploration
+    stop_reason: str = ""  # a `StopReason`, or the text of `should_stop`
+    outcomes: Mapping[str, int] = field(default_factory=dict)  # number of probes by outcome
+    # The sizes at which the program runs, where a rule explains its failures; None for no such rule.
     runs_at: str | None = None
-    failures: tuple[FailureGroup, ...] = ()
-    throughput_band: CredibleBand | None = None
+    failures: tuple[FailureGroup, ...] = ()  # probes that did not run, grouped by reason
+    throughput_band: CredibleBand | None = None  # the final posterior of throughput
 
     @classmethod
     def find(cls, facts: Facts) -> SearchPart:

@@ -46,17 +46,11 @@ NOISE_SEED = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The probe that is worth most per second.
+    """The probe that is worth most per second."""
 
-    Attributes:
-        index: Position in the posterior's domain.
-        value: Expected gain in utility (0 to 1) of the recommendation after the probe.
-        is_contender: Whether it compares the last two contenders.
-    """
-
-    index: int
-    value: float
-    is_contender: bool = False
+    index: int  # position in the posterior's domain
+    value: float  # expected gain in utility (0 to 1) of the recommendation after the probe
+    is_contender: bool = False  # whether it compares the last two contenders
 
 
 def rank(

@@ -26,23 +26,14 @@ TIMES_BEYOND_TARGET, TIMES_BEYOND_A_SWEEP, REPEAT_SHARE_OF_SWEEP = 1.25, 4.0, 0.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextProbe:
-    """The further probe that is expected to save most after its own cost.
+    """The further probe that is expected to save most after its own cost."""
 
-    Attributes:
-        index: Its position in the posterior's domain.
-        micro_batch_size: The size that it would run.
-        saves: Share of a training's time that it is expected to save, 0 to 1.
-        cost_s: Seconds that it is expected to cost.
-        training_time_s: Seconds of the training.
-        least_times: How many times its cost it must be expected to save.
-    """
-
-    index: int
-    micro_batch_size: int
-    saves: float
-    cost_s: float
-    training_time_s: float
-    least_times: float = 1.0
+    index: int  # its position in the posterior's domain
+    micro_batch_size: int  # the size that it would run
+    saves: float  # share of a training's time that it is expected to save, 0 to 1
+    cost_s: float  # seconds that it is expected to cost
+    training_time_s: float  # seconds of the training
+    least_times: float = 1.0  # how many times its cost it must be expected to save
 
     @property
     def pays(self) -> bool:
@@ -149,35 +140,20 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The next probe, or the reason to stop.
+    """The next probe, or the reason to stop."""
 
-    Attributes:
-        stop_reason: Why to stop; None to go on.
-        micro_batch_size: The size to probe; 0 where the search stops.
-        purpose: The reason of the probe.
-        compilation: The program of the probe.
-        fresh_worker: Whether a new process must run it.
-        max_passes: Upper bound on timed passes.
-        interleaved_with: Sizes that ran before, to be timed interleaved with it.
-        expected_s: Seconds that the probe is expected to cost.
-        recommendation: The current recommendation; None where nothing was measured.
-        next_probe: The further probe that would save most; None where nothing can be probed.
-        posterior: The posterior; None where nothing was measured.
-        variant: Which variant of the job to probe.
-    """
-
-    stop_reason: StopReason | None = None
-    micro_batch_size: int = 0
-    purpose: Purpose = Purpose.SEARCH
-    compilation: Compilation = Compilation.SHARED
-    fresh_worker: bool = False
-    max_passes: int = 10
-    interleaved_with: tuple[int, ...] = ()
-    expected_s: float = 0.0
-    recommendation: Recommendation | None = None
-    next_probe: NextProbe | None = None
-    posterior: Posterior | None = None
-    variant: int = 0
+    stop_reason: StopReason | None = None  # why to stop; None to go on
+    micro_batch_size: int = 0  # the size to probe; 0 where the search stops
+    purpose: Purpose = Purpose.SEARCH  # the reason of the probe
+    compilation: Compilation = Compilation.SHARED  # the program of the probe
+    fresh_worker: bool = False  # whether a new process must run it
+    max_passes: int = 10  # upper bound on timed passes
+    interleaved_with: tuple[int, ...] = ()  # sizes that ran before, to be timed interleaved with it
+    expected_s: float = 0.0  # seconds that the probe is expected to cost
+    recommendation: Recommendation | None = None  # the current recommendation; None where nothing was measured
+    next_probe: NextProbe | None = None  # the further probe that would save most; None where nothing can be probed
+    posterior: Posterior | None = None  # the posterior; None where nothing was measured
+    variant: int = 0  # which variant of the job to probe
 
     def probe(self, number: int, settings: SearchSettings, memory: MemoryPrior | None) -> Probe:
         """Return the probe of this decision."""

@@ -28,27 +28,16 @@ SLOW_SDS = 0.5  # of the posterior, by which an expected pass is pessimistic. So
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds that a probe costs, learnt from the probes so far.
+    """Seconds that a probe costs, learnt from the probes so far."""
 
-    Attributes:
-        start_s: To start a worker.
-        compile_s: To compile one program.
-        update_s: Updates of one probe.
-        warm_search: The search's program that a warm worker holds; None for none.
-        pass_sd: Noise between two passes, ln.
-        max_passes: Upper bound on timed passes of a probe.
-        least_passes_s: Of the passes of a probe at least.
-        spent_s: Of all probes so far; a start and a compilation at least.
-    """
-
-    start_s: float
-    compile_s: float
-    update_s: float
-    warm_search: Compilation | None
-    pass_sd: float
-    max_passes: int
-    spent_s: float
-    least_passes_s: float = 0.0
+    start_s: float  # to start a worker
+    compile_s: float  # to compile one program
+    update_s: float  # updates of one probe
+    warm_search: Compilation | None  # the search's program that a warm worker holds; None for none
+    pass_sd: float  # noise between two passes, ln
+    max_passes: int  # upper bound on timed passes of a probe
+    spent_s: float  # of all probes so far; a start and a compilation at least
+    least_passes_s: float = 0.0  # of the passes of a probe at least
 
     @classmethod
     def learnt(cls, evidence: Sequence[Evidence], settings: SearchSettings) -> Costs:

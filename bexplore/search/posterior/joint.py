@@ -21,15 +21,10 @@ from bexplore.search.space import MemoryPrior, Space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One variant of a job, as the search knows it before anything ran.
+    """One variant of a job, as the search knows it before anything ran."""
 
-    Attributes:
-        memory: Its prior of memory; None for no limit and no trace.
-        log_speed: Expected ln(samples/s) over that of variant 0, as its operations let expect.
-    """
-
-    memory: MemoryPrior | None = None
-    log_speed: float = 0.0
+    memory: MemoryPrior | None = None  # its prior of memory; None for no limit and no trace
+    log_speed: float = 0.0  # expected ln(samples/s) over that of variant 0, as its operations let expect
 
 
 ONE_VARIANT = (Variant(),)  # of a job without settings, of whose memory nothing is known
@@ -37,13 +32,9 @@ ONE_VARIANT = (Variant(),)  # of a job without settings, of whose memory nothing
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JointPosterior(Posterior):
-    """Joint draws of the curves of all variants, one variant's sizes behind the other's.
+    """Joint draws of the curves of all variants, one variant's sizes behind the other's."""
 
-    Attributes:
-        parts: The posterior of each variant, in order.
-    """
-
-    parts: tuple[Posterior, ...]
+    parts: tuple[Posterior, ...]  # the posterior of each variant, in order
 
     def index(self, size: int, variant: int = 0) -> int:
         """Return the position of a size of a variant."""

@@ -42,17 +42,11 @@ MIN_SURVIVORS = 16  # draws that may stand for those outside the bracket. Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The peak of one probe, by the account of the memory curve.
+    """The peak of one probe, by the account of the memory curve."""
 
-    Attributes:
-        size: Samples of one pass.
-        num_bytes: The peak.
-        counts_resident_memory: Whether it is resident memory, which is noisy, and not the tensors' own.
-    """
-
-    size: int
-    num_bytes: float
-    counts_resident_memory: bool = False
+    size: int  # samples of one pass
+    num_bytes: float  # the peak
+    counts_resident_memory: bool = False  # whether it is resident memory, which is noisy, and not the tensors' own
 
     @property
     def sd_bytes(self) -> float:
@@ -64,15 +58,10 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedPeak:
-    """Reserved and allocated memory of one probe.
+    """Reserved and allocated memory of one probe."""
 
-    Attributes:
-        allocated_bytes: Peak of the live tensors.
-        reserved_bytes: Peak of the segments; never one that the limit has cut.
-    """
-
-    allocated_bytes: float
-    reserved_bytes: float
+    allocated_bytes: float  # peak of the live tensors
+    reserved_bytes: float  # peak of the segments; never one that the limit has cut
 
     @property
     def log_ratio(self) -> float:
@@ -87,21 +76,13 @@ class ReservedPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryObservations:
-    """The memory that probes measured.
+    """The memory that probes measured."""
 
-    Attributes:
-        peaks: Of each measured probe that knows its peak.
-        budget_bytes: The budget in force; None for no limit or an unknown one.
-        largest_measured: The largest size that ran; 0 if none.
-        smallest_out_of_memory: The smallest size that did not fit; infinity if none.
-        reserved: Of each measured probe whose caching allocator was not at its limit; empty where another account is
-            judged.
-    """
-
-    peaks: Sequence[Peak]
-    budget_bytes: float | None
-    largest_measured: float
-    smallest_out_of_memory: float
+    peaks: Sequence[Peak]  # of each measured probe that knows its peak
+    budget_bytes: float | None  # the budget in force; None for no limit or an unknown one
+    largest_measured: float  # the largest size that ran; 0 if none
+    smallest_out_of_memory: float  # the smallest size that did not fit; infinity if none
+    # Of each measured probe whose caching allocator was not at its limit; empty where another account is judged.
     reserved: Sequence[ReservedPeak] = ()
 
 

@@ -42,21 +42,13 @@ DISTURBED_SDS, EXPECTED_PROBE_SD = 4.0, 0.01
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Arrays of n measurements; a probe of interleaved sizes has several.
+    """Arrays of n measurements; a probe of interleaved sizes has several."""
 
-    Attributes:
-        at: (n,), index into the domain.
-        values: (n,), ln(samples/s) after centring.
-        noise: (n, n), covariance of their own noise.
-        pass_sd: ln(pass time), between two passes of one probe.
-        is_own: (n,), whether a measurement is of the curve's own variant.
-    """
-
-    at: Index
-    values: Array
-    noise: Array
-    pass_sd: float
-    is_own: NDArray[np.bool_]
+    at: Index  # (n,), index into the domain
+    values: Array  # (n,), ln(samples/s) after centring
+    noise: Array  # (n, n), covariance of their own noise
+    pass_sd: float  # ln(pass time), between two passes of one probe
+    is_own: NDArray[np.bool_]  # (n,), whether a measurement is of the curve's own variant
 
     @property
     def of_own_variant(self) -> Measurements:

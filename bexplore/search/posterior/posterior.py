@@ -39,23 +39,14 @@ BOUNDARY_STREAM, RUNS_STREAM = 1, 2  # of random numbers; others are those of `t
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Posterior(CurveDraws):
-    """Joint draws of the throughput curve of the user's exact compilation, and of the memory boundary.
+    """Joint draws of the throughput curve of the user's exact compilation, and of the memory boundary."""
 
-    Attributes:
-        sizes: (D,), the domain: every candidate, or those that can matter.
-        feasible: (S, D), whether the size fits and runs, and was not dropped for its own reasons.
-        represented: (D,), candidates that each size of the domain stands for.
-        measured: (D,), number of measured probes.
-        measured_exactly: (D,), number of measured probes of the user's own compilation.
-        open: (D,), whether the size may be probed.
-    """
-
-    sizes: NDArray[np.int64]
-    feasible: NDArray[np.bool_]
-    represented: NDArray[np.int64]
-    measured: NDArray[np.int64]
-    measured_exactly: NDArray[np.int64]
-    open: NDArray[np.bool_]
+    sizes: NDArray[np.int64]  # (D,), the domain: every candidate, or those that can matter
+    feasible: NDArray[np.bool_]  # (S, D), whether the size fits and runs, and was not dropped for its own reasons
+    represented: NDArray[np.int64]  # (D,), candidates that each size of the domain stands for
+    measured: NDArray[np.int64]  # (D,), number of measured probes
+    measured_exactly: NDArray[np.int64]  # (D,), number of measured probes of the user's own compilation
+    open: NDArray[np.bool_]  # (D,), whether the size may be probed
     _near: dict[float, NDArray[np.bool_]] = field(default_factory=dict, repr=False)
 
     def index(self, size: int, variant: int = 0) -> int:
@@ -320,21 +311,14 @@ SHOWN_BEYOND = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CredibleBand:
-    """Pointwise quantiles of throughput, and the probability that a size fits; one value per size.
+    """Pointwise quantiles of throughput, and the probability that a size fits; one value per size."""
 
-    Attributes:
-        sizes: Micro-batch sizes, ascending.
-        low: 5 % quantile, samples/s.
-        middle: Expected samples/s; at a size that ran, its one estimate, of which all printed numbers are.
-        high: 95 % quantile, samples/s.
-        fits: Probability, 0 to 1, that the size fits and runs.
-    """
-
-    sizes: tuple[int, ...]
-    low: tuple[float, ...]
+    sizes: tuple[int, ...]  # micro-batch sizes, ascending
+    low: tuple[float, ...]  # 5 % quantile, samples/s
+    # Expected samples/s; at a size that ran, its one estimate, of which all printed numbers are.
     middle: tuple[float, ...]
-    high: tuple[float, ...]
-    fits: tuple[float, ...]
+    high: tuple[float, ...]  # 95 % quantile, samples/s
+    fits: tuple[float, ...]  # probability, 0 to 1, that the size fits and runs
 
     @classmethod
     def from_posterior(cls, posterior: Posterior | None) -> CredibleBand | None:

@@ -82,21 +82,13 @@ CLIFF_SMOOTH, CLIFF_ROUGH = (2, 5), 1  # indices of points that a cliff is combi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyper:
-    """The grid of hyper-parameters, flattened to J points.
+    """The grid of hyper-parameters, flattened to J points."""
 
-    Attributes:
-        length_index: (J,), index into `LENGTHS`.
-        smooth_sd: (J,), ln(samples/s), of the smooth misfit.
-        rough_sd: (J,), ln(samples/s), of kernel-selection roughness, which persists over replicates.
-        probe_sd: (J,), ln(samples/s), between probes of one size.
-        log_weight: (J,), log prior weight.
-    """
-
-    length_index: NDArray[np.intp]
-    smooth_sd: Array
-    rough_sd: Array
-    probe_sd: Array
-    log_weight: Array
+    length_index: NDArray[np.intp]  # (J,), index into `LENGTHS`
+    smooth_sd: Array  # (J,), ln(samples/s), of the smooth misfit
+    rough_sd: Array  # (J,), ln(samples/s), of kernel-selection roughness, which persists over replicates
+    probe_sd: Array  # (J,), ln(samples/s), between probes of one size
+    log_weight: Array  # (J,), log prior weight
 
     @classmethod
     def grid(cls, pass_sd: float) -> Hyper:
@@ -139,17 +131,11 @@ def draw_probe_sd(pass_sd: float) -> float:
 
 @dataclass(frozen=True)
 class ShapePrior:
-    """K curve shapes, drawn once: saturation, waves, alignment, decline, memory pressure.
+    """K curve shapes, drawn once: saturation, waves, alignment, decline, memory pressure."""
 
-    Attributes:
-        base: Smallest candidate size.
-        reach: Largest size that is thought possible.
-        seed: Of the draws; the same seed gives the same shapes on every machine.
-    """
-
-    base: float
-    reach: float
-    seed: int = 0
+    base: float  # smallest candidate size
+    reach: float  # largest size that is thought possible
+    seed: int = 0  # of the draws; the same seed gives the same shapes on every machine
 
     @cached_property
     def _parameters(self) -> dict[str, Array]:
@@ -255,14 +241,10 @@ LEVEL_SD, TILT_SD, OWN_SD = 0.15, 0.04, 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinship:
-    """One variant among its kin.
+    """One variant among its kin."""
 
-    Attributes:
-        variant: Whose curve is drawn.
-        log_speeds: By variant, expected ln(samples/s) over that of variant 0; empty for equal ones.
-    """
-
-    variant: int = 0
+    variant: int = 0  # whose curve is drawn
+    # By variant, expected ln(samples/s) over that of variant 0; empty for equal ones.
     log_speeds: Mapping[int, float] = field(default_factory=dict)
 
     def log_speed_over_own(self, variant: int) -> float:

@@ -47,25 +47,15 @@ class RunDraws:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunBelief:
-    """The joint posterior of a rule and of the end of the range.
+    """The joint posterior of a rule and of the end of the range."""
 
-    Attributes:
-        rules: Every rule of some weight.
-        intervals: (I, 2), where the largest size that runs lies: from, below; infinity for no end.
-        weights: (R, I), of each pair; 1 in sum.
-        ran: Sizes that ran, ascending.
-        failed: Sizes that failed for reasons of their own, and never ran, ascending.
-        failed_once: Those of them that failed once, and which no candidate beside them can stand in for.
-        named: Rules and ends that a text names.
-    """
-
-    rules: tuple[SizeRule, ...]
-    intervals: Array
-    weights: Array
-    ran: tuple[int, ...]
-    failed: tuple[int, ...]
-    failed_once: tuple[int, ...]
-    named: Clues
+    rules: tuple[SizeRule, ...]  # every rule of some weight
+    intervals: Array  # (I, 2), where the largest size that runs lies: from, below; infinity for no end
+    weights: Array  # (R, I), of each pair; 1 in sum
+    ran: tuple[int, ...]  # sizes that ran, ascending
+    failed: tuple[int, ...]  # sizes that failed for reasons of their own, and never ran, ascending
+    failed_once: tuple[int, ...]  # those of them that failed once, and which no candidate beside them can stand in for
+    named: Clues  # rules and ends that a text names
 
     @classmethod
     def from_evidence(cls, space: Space, evidence: Sequence[Evidence]) -> RunBelief | None:

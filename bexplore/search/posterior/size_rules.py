@@ -28,17 +28,11 @@ class RuleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """One rule.
+    """One rule."""
 
-    Attributes:
-        kind: Its form.
-        number: k of the form; 0 where it has none.
-        remainder: r of the form.
-    """
-
-    kind: RuleKind
-    number: int = 0
-    remainder: int = 0
+    kind: RuleKind  # its form
+    number: int = 0  # k of the form; 0 where it has none
+    remainder: int = 0  # r of the form
 
     def runs(self, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return, of each size, whether the program runs at it."""
@@ -195,15 +189,10 @@ _UNEQUAL = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clues:
-    """What texts tell.
+    """What texts tell."""
 
-    Attributes:
-        weights: Weight of each rule that they name or suggest.
-        ends: Weight of each size that they name as the largest.
-    """
-
-    weights: dict[SizeRule, float] = field(default_factory=dict)
-    ends: dict[int, float] = field(default_factory=dict)
+    weights: dict[SizeRule, float] = field(default_factory=dict)  # weight of each rule that they name or suggest
+    ends: dict[int, float] = field(default_factory=dict)  # weight of each size that they name as the largest
 
     def add(self, rule: SizeRule, weight: float) -> None:
         """Take a rule over, with the most weight that any text gives it."""

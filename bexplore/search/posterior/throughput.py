@@ -71,23 +71,14 @@ class _Weighed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CurveDraws:
-    """Posterior draws of the curve.
+    """Posterior draws of the curve."""
 
-    Attributes:
-        log_throughput: (S, D), ln(samples/s); in single precision.
-        probe_sd: (S,), ln(samples/s), between two probes of one size.
-        own_sd: (S,), ln(samples/s), the part that a size does not share with its neighbours.
-        surprise: (D,), leave-one-out z-score of the last probe of a size, positive where it was faster; 0 if none.
-        own_level: (D,), ln(samples/s), estimate from the measurements of a size alone; NaN where there are none.
-        own_level_covariance: (D, D), of its errors, which sizes of one probe share in part.
-    """
-
-    log_throughput: Draws
-    probe_sd: Array
-    own_sd: Array
-    surprise: Array
-    own_level: Array
-    own_level_covariance: Array
+    log_throughput: Draws  # (S, D), ln(samples/s); in single precision
+    probe_sd: Array  # (S,), ln(samples/s), between two probes of one size
+    own_sd: Array  # (S,), ln(samples/s), the part that a size does not share with its neighbours
+    surprise: Array  # (D,), leave-one-out z-score of the last probe of a size, positive where it was faster; 0 if none
+    own_level: Array  # (D,), ln(samples/s), estimate from the measurements of a size alone; NaN where there are none
+    own_level_covariance: Array  # (D, D), of its errors, which sizes of one probe share in part
 
 
 def draw_curves(
