@@ -9,7 +9,7 @@ from itertools import chain as chained
 from pathlib import Path
 
 from bexplore.config.command import quote_words
-from bexplore.config.training_script import declared, places, signatures
+from bexplore.config.training_script import configurations, declared, places, signatures
 from bexplore.config.training_script.fixed import VARIABLE, FixedSize, find_fixed_size
 from bexplore.config.training_script.help_text import read_help
 from bexplore.config.training_script.parameters import (
@@ -30,8 +30,8 @@ from bexplore.errors import UserInputError
 
 # What reads a command line, the surest first: where two find a size, the first is taken.
 _READERS = (
-    *(signatures.read_lightning, signatures.read_dataclasses, declared.read_click, signatures.read_applications),
-    *(signatures.read_calls, declared.read_absl, declared.read_argparse, signatures.read_keys),
+    *(configurations.read_lightning, signatures.read_dataclasses, declared.read_click, signatures.read_applications),
+    *(signatures.read_calls, declared.read_absl, declared.read_argparse, configurations.read_keys),
     *(places.read_configurator, places.read_docopt, places.read_sacred, places.read_argv),
 )
 _MOST_SHOWN = 5  # calls or options in a message
@@ -98,7 +98,13 @@ def add_to_words(words: Sequence[str], script_index: int, program: Program, take
 
 
 def _read_interfaces(program: Program) -> list[Interface]:
-    return list(chained.from_iterable(read(program) for read in _READERS))
+    found = list(chained.from_iterable(read(program) for read in _READERS))
+    # Options that are added one by one stand beside those of classes, on one command line.
+    flat = [one for one in found if one.style in ("argparse", signatures.DATACLASSES) and not one.commands]
+    for other in flat[1:]:
+        flat[0].parameters += other.parameters
+        found.remove(other)
+    return found
 
 
 def _chain_typed(interfaces: Sequence[Interface], words: Sequence[str]) -> Chain:

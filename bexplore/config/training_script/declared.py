@@ -69,12 +69,18 @@ class _Argparse:
         return whole.interface()
 
     def _take(self, module: Module, call: ast.Call) -> None:
-        if getattr(call.func, "attr", "") == "add_parser":
+        method = call.func
+        if isinstance(method, ast.Name):  # add = parser.add_argument
+            found = self.program.given(module, method)
+            method = next((one.node for one in found if isinstance(one.node, ast.Attribute)), method)
+        if not isinstance(method, ast.Attribute):
+            return
+        if method.attr == "add_parser":
             self._parsers(module, call)
-        elif getattr(call.func, "attr", "") in ("add_argument", "add"):
+        elif method.attr in ("add_argument", "add"):
             parameter = self._parameter(module, call)
-            if parameter is not None:
-                for parser in self._parsers(module, call.func.value) or [self.loose]:  # type: ignore[attr-defined]
+            if parameter is not None and (parameter.head or method.attr == "add_argument"):  # a set has `add`, too
+                for parser in self._parsers(module, method.value) or [self.loose]:
                     parser.parameters.append(parameter)
 
     def _parameter(self, module: Module, call: ast.Call) -> Parameter | None:
@@ -88,8 +94,6 @@ class _Argparse:
         choices = program.value(module, keyword(call, "choices"))
         is_required = program.value(module, keyword(call, "required")) is True
         if not long.startswith("-"):
-            if getattr(call.func, "attr", "") == "add":
-                return None  # a set's
             is_required = count not in ("?", "*", "...")
         dest = program.value(module, keyword(call, "dest"))
         return Parameter(

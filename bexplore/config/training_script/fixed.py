@@ -48,12 +48,24 @@ def find_fixed_size(program: Program) -> FixedSize | None:
     numbers = [
         (place, size)
         for place in places
-        if type(size := program.value(place.module, place.value)) is int and size > 0 and not _is_of_evaluation(place)
+        if (size := _number(program, place)) is not None and size > 0 and not _is_of_evaluation(place)
     ]
     if not numbers:
         return None
     place, size = min(numbers, key=lambda one: _distance(program, one[0]))
     return _describe(program, place, size)
+
+
+def _number(program: Program, place: _Place) -> int | None:
+    """Return the number that an expression is, of `16 if cuda else 4` the first and of `4 * 8` the product."""
+    value: ast.expr = place.value
+    if isinstance(value, ast.IfExp):
+        value = value.body
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        factors = [program.value(place.module, one) for one in (value.left, value.right)]
+        return factors[0] * factors[1] if all(type(one) is int for one in factors) else None
+    number = program.value(place.module, value)
+    return number if type(number) is int else None
 
 
 def _distance(program: Program, place: _Place) -> tuple[bool, int, int]:
@@ -92,7 +104,10 @@ def _given(program: Program, module: Module, node: ast.AST) -> Iterator[tuple[st
                     (_name(one), value, _ASSIGNED) for one, value in zip(target.elts, node.value.elts, strict=False)
                 )
     elif isinstance(node, ast.AnnAssign):
-        yield _name(node.target), node.value, _FIELD
+        value = node.value
+        if isinstance(value, ast.Call):  # field(default=16)
+            value = next((one.value for one in value.keywords if one.arg == "default"), None)
+        yield _name(node.target), value, _FIELD
     elif isinstance(node, ast.Dict):
         keys = [(program.value(module, key), value) for key, value in zip(node.keys, node.values, strict=True)]
         yield from ((key, value, _ASSIGNED) for key, value in keys if isinstance(key, str))

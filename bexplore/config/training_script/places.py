@@ -24,14 +24,26 @@ _WRAPPERS = ("int", "float", "str", "Path", "pathlib.Path", "os.path.abspath", "
 def read_argv(program: Program) -> Iterator[Interface]:
     """Yield the words that a script takes by their number, named by what they are given to."""
     places: dict[int, Parameter] = {}
+    named: dict[str, Parameter] = {}
     for module, node in program.walk():
+        for option in _option_before(program, module, node):
+            named[option] = Parameter(name=option.lstrip("-"), head=option)
         for number, name, expr in _argv_words(program, module, node):
             known = places.get(number)
             if known is None or not known.name or known.name.startswith("arg"):
                 places[number] = _argv_parameter(program, module, expr, number, name)
-    if places and max(places) <= _MOST_WORDS:
-        numbers = range(1, max(places) + 1)
-        yield Interface("sys.argv", [places.get(one, Parameter(name=f"arg{one}", head="")) for one in numbers])
+    if max(places, default=0) <= _MOST_WORDS and (places or named):
+        numbers = range(1, max(places, default=0) + 1)
+        words = [places.get(one, Parameter(name=f"arg{one}", head="")) for one in numbers]
+        yield Interface("sys.argv", [*words, *named.values()])
+
+
+def _option_before(program: Program, module: Module, node: ast.AST) -> list[str]:
+    """Return the option whose place gives that of its value: `sys.argv[sys.argv.index("--size") + 1]`."""
+    if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") != "index" or not node.args:
+        return []
+    offset = _argv_offset(program, module, node.func.value)  # type: ignore[attr-defined]
+    return texts(program, module, node.args[:1]) if offset is not None else []
 
 
 def _argv_words(program: Program, module: Module, node: ast.AST) -> Iterator[tuple[int, str, ast.AST]]:
@@ -123,8 +135,7 @@ def read_variables(program: Program) -> list[Parameter]:
         if isinstance(node, ast.ClassDef):
             for parameter in _settings(program, module, node):
                 found.setdefault(parameter.name, parameter)
-        variable = _variable(program, module, node)
-        if variable is not None:
+        for variable in _variables(program, module, node):
             found.setdefault(variable.name, variable)
     tested = {name for module, node in program.walk() for name in _tested_variables(program, module, node)}
     return [replace(one, is_required=one.is_required and name not in tested) for name, one in found.items()]
@@ -138,20 +149,33 @@ def _tested_variables(program: Program, module: Module, node: ast.AST) -> list[s
     return texts(program, module, [node.left]) if is_tested else []
 
 
-def _variable(program: Program, module: Module, node: ast.AST) -> Parameter | None:
+def _variables(program: Program, module: Module, node: ast.AST) -> Iterator[Parameter]:
+    """Yield the variable that an expression reads; of a function that is given the name, those of its calls."""
+    name: ast.expr | None = None
+    default: ast.expr | None = None
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-        if program.name(module, node.value) != "os.environ":
-            return None
-        names, default, is_required = texts(program, module, [node.slice]), None, True
-    elif isinstance(node, ast.Call) and program.name(module, node) in ("os.environ.get", "os.getenv"):
-        names = texts(program, module, node.args[:1])
-        given = node.args[1] if len(node.args) > 1 else keyword(node, "default")
-        default, is_required = scalar(program, module, given), False
-    else:
-        return None
-    return (
-        Parameter(name=names[0], head="", is_required=is_required, default=default, is_variable=True) if names else None
-    )
+        name = node.slice if _is_environment(program, module, node.value) else None
+    elif isinstance(node, ast.Call) and node.args:
+        owner = node.func.value if getattr(node.func, "attr", "") == "get" else None  # type: ignore[attr-defined]
+        if program.name(module, node) == "os.getenv" or (owner and _is_environment(program, module, owner)):
+            name = node.args[0]
+            default = node.args[1] if len(node.args) > 1 else keyword(node, "default")
+    if name is None:
+        return
+    is_handed = isinstance(name, ast.Name) and name.id not in module.values
+    places = program.given(module, name) if isinstance(name, ast.Name) and is_handed else [Found(module, name)]
+    for place in places:
+        for text in texts(program, place.module, [place.node] if isinstance(place.node, ast.expr) else []):
+            value = scalar(program, module, default)
+            is_required = isinstance(node, ast.Subscript)
+            yield Parameter(name=text, head="", is_required=is_required, default=value, is_variable=True)
+
+
+def _is_environment(program: Program, module: Module, expr: ast.expr) -> bool:
+    if program.name(module, expr) == "os.environ":
+        return True
+    found = program.find(module, expr)
+    return found is not None and program.name(found.module, found.node) == "os.environ"
 
 
 def _settings(program: Program, module: Module, node: ast.ClassDef) -> Iterator[Parameter]:

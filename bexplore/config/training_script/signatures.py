@@ -1,6 +1,6 @@
 """Options that a library makes of a function's arguments or of a class's fields.
 
-typer, fire, tyro, transformers' HfArgumentParser, jsonargparse, LightningCLI and what is made like them.
+typer, fire, tyro, transformers' HfArgumentParser, jsonargparse and what is made like them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from bexplore.config.training_script.declared import keyword, scalar, texts
 from bexplore.config.training_script.parameters import Interface, Parameter
-from bexplore.config.training_script.source import UNKNOWN, Definition, Found, Module, Program
+from bexplore.config.training_script.source import Definition, Found, Module, Program
 
 _DEEPEST = 6  # classes as fields of classes
 _TRAINING_ARGUMENTS = {"per_device_train_batch_size": 8, "output_dir": None, "gradient_accumulation_steps": 1}
@@ -43,9 +43,8 @@ _TYPER = Style(name="typer", has_dashes=True, required_is_positional=True)
 _FIRE = Style(name="fire", is_nested=False, is_assigned=True)
 _TYRO = Style(name="tyro", has_dashes=True)
 _JSONARGPARSE = Style(name="jsonargparse", required_is_positional=True)
-_LIGHTNING = Style(name="LightningCLI")
-_HF = Style(name="HfArgumentParser")
-_ASSIGNED = Style(name="OmegaConf", is_assigned=True, prefix="")
+DATACLASSES = "HfArgumentParser"  # the style of what reads the fields of classes
+_HF = Style(name=DATACLASSES)
 # The function that reads the command line, by its dotted name -> how it spells what it is given.
 _CALLS = {
     "typer.run": _TYPER,
@@ -62,6 +61,8 @@ _CALLS = {
     "chz.entrypoint": Style(name="chz", is_assigned=True, prefix=""),
     "chz.nested_entrypoint": Style(name="chz", is_assigned=True, prefix=""),
 }
+# Methods of jsonargparse's parser: what it is, the key before its names.
+_ADDED_WITH_KEY = ("add_class_arguments", "add_dataclass_arguments", "add_function_arguments")
 # By the last part of it alone: projects wrap these.
 _CALLS_BY_LAST = {"CLI": _JSONARGPARSE, "auto_cli": _JSONARGPARSE}
 _WRAPPERS = {"draccus.wrap": _CALLS["draccus.parse"], "pyrallis.wrap": _CALLS["pyrallis.parse"]}
@@ -265,6 +266,13 @@ def read_dataclasses(program: Program) -> Iterator[Interface]:
             if last in ("HfArgumentParser", "TrlParser", "H4ArgumentParser"):
                 given = next(iter(node.args), None) or keyword(node, "dataclass_types")
                 fields += _hf_fields(program, module, given)
+            elif last in _ADDED_WITH_KEY and node.args and (found := program.find(module, node.args[0])):
+                keys = texts(program, module, node.args[1:2]) or texts(
+                    program, module, [one.value for one in node.keywords]
+                )
+                before = f"{keys[0]}." if keys else ""
+                if isinstance(found.node, Definition):
+                    fields += spell_fields(program, _HF, list_fields(program, found), before)
             elif last == "add_arguments" and node.args and (found := program.find_class(module, node.args[0])):
                 fields += spell_fields(program, replace(_HF, is_nested=False), list_fields(program, found))
         elif isinstance(node, ast.ClassDef):
@@ -410,96 +418,3 @@ def _typer_description(program: Program, field: _Field) -> ast.Call | None:
         if isinstance(one, ast.Call) and program.name(field.module, one).split(".")[-1] in ("Option", "Argument"):
             return one
     return None
-
-
-# LightningCLI
-
-
-def read_lightning(program: Program) -> Iterator[Interface]:
-    """Yield what `LightningCLI` takes behind `fit`: arguments of the model, the data and the trainer."""
-    for module, node in program.walk():
-        if not isinstance(node, ast.Call) or not _is_lightning_cli(program, module, node):
-            continue
-        places = dict(zip(("model", "data"), node.args, strict=False))
-        parameters: list[Parameter] = []
-        for group, base in (("model", "Module"), ("data", "DataModule")):
-            expr = places.get(group) or keyword(node, f"{group}_class", "datamodule_class" if group == "data" else "")
-            parameters += _lightning_group(program, module, group, base, expr)
-        linked = _linked_arguments(program)
-        parameters = [one for one in parameters if one.name not in linked]
-        for name in ("accumulate_grad_batches", "default_root_dir"):
-            parameters.append(Parameter(name=f"trainer.{name}", head=f"--trainer.{name}"))
-        own = Interface(_LIGHTNING.name, parameters)
-        runs = program.value(module, keyword(node, "run"))
-        yield own if runs is False else Interface(_LIGHTNING.name, [], {"fit": own})
-
-
-def _is_lightning_cli(program: Program, module: Module, call: ast.Call) -> bool:
-    if program.name(module, call).split(".")[-1] == "LightningCLI":
-        return True
-    found = program.find_class(module, call)
-    bases = found.node.bases if found is not None and isinstance(found.node, ast.ClassDef) else []
-    return any(program.name(found.module, base).split(".")[-1] == "LightningCLI" for base in bases)  # type: ignore[union-attr]
-
-
-def _lightning_group(
-    program: Program, module: Module, group: str, base: str, expr: ast.expr | None
-) -> Iterator[Parameter]:
-    found = program.find_class(module, expr)
-    if found is None and expr is None:
-        named = [
-            Found(where, node)
-            for where, node in program.walk()
-            if isinstance(node, ast.ClassDef)
-            and any(program.name(where, one).split(".")[-1] == f"Lightning{base}" for one in node.bases)
-        ]
-        found = named[0] if len(named) == 1 else None
-        if found is not None:
-            name = found.node.name  # type: ignore[attr-defined]
-            yield Parameter(name=group, head=f"--{group}", is_required=True, default=name)
-    if found is not None:
-        fields = [one for one in list_fields(program, found) if one.name not in ("args", "kwargs")]
-        yield from spell_fields(program, _LIGHTNING, fields, f"{group}.")
-
-
-def _linked_arguments(program: Program) -> set[str]:
-    """Return the arguments that get the value of others, which nobody gives by hand."""
-    calls = [(module, node) for module, node in program.walk() if isinstance(node, ast.Call)]
-    links = [(module, node) for module, node in calls if getattr(node.func, "attr", "") == "link_arguments"]
-    return {text for module, node in links for text in texts(program, module, node.args[1:2])}
-
-
-# Keys as `name=value`: OmegaConf, Hydra's structured configurations
-
-
-def read_keys(program: Program) -> Iterator[Interface]:
-    """Yield the keys of configurations that `OmegaConf.from_cli` or Hydra merges with the command line."""
-    calls = [(module, node) for module, node in program.walk() if isinstance(node, ast.Call)]
-    names = {program.name(module, node) for module, node in calls}
-    is_hydra = "hydra.main" in names
-    if not is_hydra and not any(name.endswith("OmegaConf.from_cli") for name in names):
-        return
-    parameters: list[Parameter] = []
-    for module, node in calls:
-        last = program.name(module, node).split(".")[-1]
-        given = next(iter(node.args), None)
-        if last == "store":
-            given = keyword(node, "node")
-        if last not in ("store", "structured", "create") or given is None:
-            continue
-        found = program.find_class(module, given)
-        if found is not None:
-            parameters += spell_fields(program, _ASSIGNED, list_fields(program, found))
-        elif isinstance(value := program.value(module, given), dict):
-            parameters += _keys_of(value)
-    if is_hydra:
-        parameters.append(Parameter(name="hydra.run.dir", head="hydra.run.dir="))
-    yield Interface("Hydra" if is_hydra else _ASSIGNED.name, parameters)
-
-
-def _keys_of(values: dict[Any, Any], before: str = "") -> Iterator[Parameter]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _keys_of(value, f"{before}{key}.")
-        elif value is not UNKNOWN and not isinstance(value, list):
-            yield Parameter(name=f"{before}{key}", head=f"{before}{key}=", default=value)

@@ -42,6 +42,11 @@ STYLES = {
         "        self.train = self.commands.add_parser('train')\n        self.train.add_argument('--bs')\n",
         f"train --bs {MBS}",
     ),
+    "argparse, the method by a name": (
+        "import argparse\np = argparse.ArgumentParser()\nadd = p.add_argument\n"
+        "add('--batch-size')\nadd('out', nargs='?')\n",
+        f"{OUT} --batch-size {MBS}",
+    ),
     "argparse, accumulation": (
         "from argparse import ArgumentParser\np = ArgumentParser()\np.add_argument('data', nargs='?', default='d')\n"
         "p.add_argument('--batch-size', type=int, default=16)\np.add_argument('--grad-accum-steps', default=2)\n",
@@ -137,6 +142,11 @@ STYLES = {
         "from jsonargparse import CLI\ndef train(batch_size: int = 16): ...\nif __name__ == '__main__':\n    CLI()\n",
         f"--batch_size {MBS}",
     ),
+    "jsonargparse, a class below a key": (
+        "from jsonargparse import ArgumentParser\nclass Data:\n    def __init__(self, batch_size: int = 4): ...\n"
+        "p = ArgumentParser()\np.add_class_arguments(Data, 'data')\np.add_argument('--out')\n",
+        f"--data.batch_size {MBS} --out {OUT}",
+    ),
     "jsonargparse": (
         "from jsonargparse import CLI\ndef train(batch_size: int = 16, out_dir: str = 'o'): ...\nCLI(train)\n",
         f"--batch_size {MBS} --out_dir {OUT}",
@@ -167,6 +177,10 @@ STYLES = {
     "sys.argv, handed to a function": (
         "from sys import argv\ndef main(words):\n    batch_size, out_dir = int(words[0]), words[1]\nmain(argv[1:])\n",
         f"{MBS} {OUT}",
+    ),
+    "sys.argv, by the option before": (
+        "import sys\nb = 4\nif '--bs' in sys.argv:\n    b = int(sys.argv[sys.argv.index('--bs') + 1])\n",
+        f"--bs {MBS}",
     ),
     "nanoGPT's configurator": (
         "batch_size = 12\nout_dir = 'out'\ngradient_accumulation_steps = 5 * 8\nexec(open('configurator.py').read())\n",
@@ -255,6 +269,17 @@ REFUSED = {
         "train.py:4: batch_size=16 is fixed",
         '\n    batch_size: int = int(os.environ.get("MICRO_BATCH_SIZE", 16))  # samples\n',
     ),
+    "a field with a default": (
+        "import os\nfrom dataclasses import dataclass, field\n@dataclass\nclass C:\n"
+        "    batch_size: int = field(default=16, metadata={})\n",
+        "train.py:5: batch_size=16 is fixed",
+        'batch_size: int = field(default=int(os.environ.get("MICRO_BATCH_SIZE", 16)), metadata={})\nthen',
+    ),
+    "a number that depends on the device": (
+        "import os, torch\nBATCH = 16 if torch.cuda.is_available() else 4\n",
+        "train.py:2: BATCH=16 is fixed",
+        'BATCH = int(os.environ.get("MICRO_BATCH_SIZE", 16 if torch.cuda.is_available() else 4))\nthen',
+    ),
     "a dictionary, beside an option for the output": (
         "import argparse, os\np = argparse.ArgumentParser()\np.add_argument('--save-dir')\n"
         "C = {'val_batch_size': 1, 'batch_size': 16}\n",
@@ -293,6 +318,22 @@ def test_a_variable_of_the_environment_is_written_into_the_file(tmp_path):
 
     assert '  env:\n    BATCH_SIZE: "{micro_batch_size}"\n    RUN_DIR: "{output_dir}"\n' in made.text
     assert "DATA_X is to be set in the environment, as for a training" in made.notes
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import os\nenv = os.environ\nn = int(env.get('BATCH_SIZE', 4))\n",
+        "import os\ndef number(name, other):\n    return int(os.getenv(name, other))\nn = number('BATCH_SIZE', 4)\n",
+        "from os import environ as e\nNAME = 'BATCH_SIZE'\nn = int(e[NAME])\n",
+        "from pydantic_settings import BaseSettings\nclass S(BaseSettings):\n    batch_size: int = 4\n",
+    ],
+)
+def test_a_variable_is_found_however_it_is_read(tmp_path, script):
+    path = tmp_path / "train.py"
+    path.write_text(script)
+
+    assert '    BATCH_SIZE: "{micro_batch_size}"\n' in starter.from_script(path).text
 
 
 def test_a_variable_that_is_read_only_where_it_is_set_is_not_asked_for(tmp_path):
