@@ -88,7 +88,7 @@ def measure_step(name: str, size: int) -> Row:
     """Run a job at one size; return the allocator's peaks in its third step, and its lowest limit."""
     import torch
 
-    from bexplore.engine.protocol.shared_mode import SharedMode
+    from bexplore.engine.protocol.messages import SharedMode
     from bexplore.engine.worker.compilation import compile_workload
     from bexplore.engine.worker.peak_memory import measure_peak
     from bexplore.measurement.probe import Compilation

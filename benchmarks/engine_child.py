@@ -36,8 +36,7 @@ def say(**record: Any) -> None:
 
 def floor(config: Config, size: str) -> None:
     """The least that a first recommendation can cost: import, build, one cold compile with its probe, and the trace."""
-    from bexplore.engine.protocol.messages import RunProbe
-    from bexplore.engine.protocol.shared_mode import SharedMode
+    from bexplore.engine.protocol.messages import RunProbe, SharedMode
     from bexplore.engine.worker.measuring import measure
     from bexplore.engine.worker.session import Session
     from bexplore.measurement.probe import Compilation, Probe

@@ -31,7 +31,7 @@ from bexplore.measurement.probe import Compilation, Observation, Probe
 ROOT = Path(__file__).parent.parent
 TURN_S = 1.0  # passes of one turn of the truth last about this long
 MAX_PASSES_OF_TURN = 20
-LONG_PASS_S = 1.0  # `bexplore.engine.worker.memory_step.LONG_PASS_S`, which cannot be imported without torch
+LONG_PASS_S = 1.0  # `bexplore.engine.worker.session.LONG_PASS_S`, which cannot be imported without torch
 ROUNDS = (5, 12)  # fewest and most turns of each size
 LIVE_PROCESS_BYTES = 2**30  # of a size of the truth that waits for its turn: torch, weights, optimizer states
 LIMIT_S = 3600.0  # of one process; nothing here takes near as long

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from bexplore.engine.process.memory_watchdog import resident_bytes, swapped_bytes
+from bexplore.engine.process.limits import resident_bytes, swapped_bytes
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.host.machine import oom_kills
 from bexplore.job import CompileSettings, Job

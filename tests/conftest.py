@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.engine.process.timeouts import StageLimits
+from bexplore.engine.process.limits import StageLimits
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.job import Job
 

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged, not_run
 from bexplore.actions.probe import probe_once
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import SharedMode
 
 SIZES = (2, 8, 32)
 PASS_BUDGET_S = 3.0

@@ -20,7 +20,7 @@ from benchmarks.gpu_check import (
 )
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import SharedMode
 
 HINT = 8  # samples; of the middle size
 

@@ -15,7 +15,7 @@ from benchmarks.engine_jobs import JOBS, sweep_sizes, truth_sizes
 from benchmarks.engine_measure import MeasurementError, exhaustive_s
 from benchmarks.engine_report import Truth, markdown, summary
 from bexplore.config.load import load_config
-from bexplore.engine.worker import memory_step
+from bexplore.engine.worker import session
 
 TINY = """
 train_input: {batch_size: 8, micro_batch_size: explore}
@@ -440,4 +440,4 @@ def test_what_a_probe_runs_untimed_depends_on_what_its_process_knows_and_how_lon
 
 
 def test_the_benchmark_and_the_engine_call_the_same_passes_long():
-    assert measure.LONG_PASS_S == memory_step.LONG_PASS_S
+    assert measure.LONG_PASS_S == session.LONG_PASS_S

@@ -26,7 +26,7 @@ import numpy as np
 from bexplore.actions.probe import probe_once
 from bexplore.config.command import Command
 from bexplore.config.config import Config
-from bexplore.engine.process.timeouts import Limits
+from bexplore.engine.process.limits import Limits
 from bexplore.engine.program_client import ask_once, trace_in_worker
 from bexplore.engine.protocol.messages import (
     Answer,

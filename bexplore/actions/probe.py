@@ -9,9 +9,9 @@ from pathlib import Path
 
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.config import Config
-from bexplore.engine.all_ranks import open_runner
+from bexplore.engine.open_runner import open_runner
+from bexplore.engine.process.limits import Progress
 from bexplore.engine.process.pool import Workers
-from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.runner import RunnerSettings
 from bexplore.errors import UserInputError
 from bexplore.exploration.emulated import hide_times

@@ -10,8 +10,8 @@ from typing import Any
 
 from bexplore.actions.probe import probe_once
 from bexplore.config.config import Config
+from bexplore.engine.process.limits import Progress
 from bexplore.engine.process.pool import Workers
-from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.exploration.emulated import parse_device_name

@@ -31,7 +31,7 @@ from bexplore.cli.options import (
 )
 from bexplore.cli.streams import silence, watched_reader
 from bexplore.config.config import Config
-from bexplore.engine.process.starting import is_waiting
+from bexplore.engine.process.worker_process import is_waiting
 from bexplore.errors import BexploreError, ExitCode, first_line
 from bexplore.exploration.base import ExploreOptions
 from bexplore.host.logs import log

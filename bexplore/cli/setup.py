@@ -22,7 +22,7 @@ from bexplore.config import starter
 from bexplore.config.load import load_config
 from bexplore.emulated_gpu import describe_tools
 from bexplore.emulated_gpu.config_environment import build_environment
-from bexplore.engine.process.rank_listener import KEY_VARIABLE
+from bexplore.engine.process.launcher import KEY_VARIABLE
 from bexplore.errors import ExitCode, UserInputError
 from bexplore.output.table import Table, stdout_width
 

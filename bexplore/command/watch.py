@@ -14,7 +14,7 @@ from bexplore.command.failures import find_reported_failure
 from bexplore.command.reports import Place, Rank, Reports
 from bexplore.command.start import DeviceUse, ProbeFolder, Start
 from bexplore.command.timing import MIN_TIMED_STEPS
-from bexplore.engine.process.memory_watchdog import HOST_FLOOR_BYTES
+from bexplore.engine.process.limits import HOST_FLOOR_BYTES
 from bexplore.host.machine import available_memory_bytes
 from bexplore.measurement.probe import Outcome
 from bexplore.units import counted

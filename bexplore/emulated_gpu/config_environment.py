@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bexplore.config.config import Config
 from bexplore.emulated_gpu.environment import emulated_environment
-from bexplore.engine.process.timeouts import Progress
+from bexplore.engine.process.limits import Progress
 from bexplore.errors import UserInputError
 from bexplore.exploration.emulated import parse_device_name
 from bexplore.exploration.setup import find_launcher

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bexplore.engine.process.timeouts import Limits, Progress
+from bexplore.engine.process.limits import Limits, Progress
 from bexplore.engine.process.worker_process import WorkerProcess
 from bexplore.engine.protocol.messages import Answer, BuildFake, Done, Failed, Refused, Request, TakeMetrics, Trace
 from bexplore.errors import EngineError, UserProgramError

@@ -12,8 +12,8 @@ from typing import Any
 
 from bexplore.engine.process.device_lock import LockHolder, device_locks, lock_names, try_device_locks
 from bexplore.engine.process.launcher import Launcher
+from bexplore.engine.process.limits import STEP_LIMIT_S, Limits, Progress, StageLimits
 from bexplore.engine.process.pool import Workers, is_worth_keeping, may_go_on, must_replace
-from bexplore.engine.process.timeouts import STEP_LIMIT_S, Limits, Progress, StageLimits
 from bexplore.engine.program_client import check_build
 from bexplore.engine.protocol.answers import answers_both, charged, observed
 from bexplore.engine.protocol.messages import (
@@ -28,10 +28,12 @@ from bexplore.engine.protocol.messages import (
     ProfileSteps,
     Request,
     RunProbe,
+    SharedMode,
     TimeLoader,
     TimePasses,
+    mode_after,
+    shared_modes,
 )
-from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_modes
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.host.clocks import MOST_TRIES, SUSPENDED, Stopwatch, Suspension, suspended_text
 from bexplore.host.contention import Contention

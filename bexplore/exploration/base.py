@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bexplore.config.config import Config
-from bexplore.engine.process.timeouts import Progress
+from bexplore.engine.process.limits import Progress
 from bexplore.errors import NothingFitsError, UserProgramError
 from bexplore.exploration.finish import is_for_request
 from bexplore.host import logs

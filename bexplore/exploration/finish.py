@@ -10,7 +10,7 @@ from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.diagnosis.bottlenecks import JobEvidence, find_bottlenecks
-from bexplore.engine.eager_comparison import EagerComparison, judge
+from bexplore.engine.protocol.answers import EagerComparison, judge
 from bexplore.engine.runner import EngineRunner
 from bexplore.exploration.emulated import without_speeds
 from bexplore.exploration.variants import operations_over_file

@@ -13,13 +13,12 @@ from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.config.variants import changes_training
-from bexplore.engine.all_ranks import open_runner
+from bexplore.engine.open_runner import VariantsRunner, open_runner
 from bexplore.engine.process.launcher import external_hint
+from bexplore.engine.process.limits import StageLimits
 from bexplore.engine.process.pool import Workers
-from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
-from bexplore.engine.variants_runner import VariantsRunner
 from bexplore.errors import NothingFitsError
 from bexplore.exploration.base import Exploration, ExploreOptions, find_sizes_that_keep
 from bexplore.exploration.emulated import hide_times

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from bexplore.config.config import Config
 from bexplore.config.workload import give_lengths
-from bexplore.engine.process.launcher import EXTERNAL, Launcher
-from bexplore.engine.process.rank_listener import KEY_VARIABLE, LOOPBACK
-from bexplore.engine.process.timeouts import Limits, Progress
+from bexplore.engine.process.launcher import EXTERNAL, KEY_VARIABLE, LOOPBACK, Launcher
+from bexplore.engine.process.limits import Limits, Progress
 from bexplore.engine.program_client import RESIDENT_BYTES, ask_once
 from bexplore.engine.protocol.messages import Done, ReadLengths, Refused
 from bexplore.errors import UserInputError, UserProgramError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.config import Config
-from bexplore.engine.process.timeouts import Progress
+from bexplore.engine.process.limits import Progress
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.errors import UserInputError
 from bexplore.host.machine import num_usable_processors

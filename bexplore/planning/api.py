@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bexplore.engine.process.timeouts import Progress
+from bexplore.engine.process.limits import Progress
 from bexplore.errors import UserInputError, require
 from bexplore.planning.costs import StepCosts
 from bexplore.planning.network import FILE_NAME, NetworkFigures

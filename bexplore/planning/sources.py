@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bexplore.config.variants import changes_training
-from bexplore.engine.process.timeouts import Progress
+from bexplore.engine.process.limits import Progress
 from bexplore.errors import UserInputError
 from bexplore.exploration.memory_budget import count_gradient_bytes
 from bexplore.host.accelerators import device_by_name, published_device

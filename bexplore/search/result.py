@@ -22,7 +22,7 @@ from bexplore.units import format_seconds
 # Probes between the first and the last measurement of the base that make their difference a drift. Source: as
 # many as half of `noise_model.DRIFT_LENGTH`; fewer lie within seconds of each other.
 MIN_DRIFT_PROBES = 3
-# Kinds of shared program, as in `engine.protocol.shared_mode`: one for each size; one for 1 sample, one for the others.
+# Kinds of shared program, as in `engine.protocol.messages`: one for each size; one for 1 sample, one for the others.
 STATIC, DYNAMIC = "static", "dynamic"
 
 

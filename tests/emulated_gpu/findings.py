@@ -46,8 +46,7 @@ def measure(one: Any, probe: Any) -> dict[str, Any]:
 
 
 def session(one: Any, mode: str = "dynamic", compilation: str = "exact", **fields: Any) -> Any:
-    from bexplore.engine.protocol.messages import RunProbe
-    from bexplore.engine.protocol.shared_mode import SharedMode
+    from bexplore.engine.protocol.messages import RunProbe, SharedMode
     from bexplore.engine.worker.device import take
     from bexplore.engine.worker.session import Session
     from bexplore.engine.worker.torch_private import make_limits_loud

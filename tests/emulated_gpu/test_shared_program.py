@@ -8,7 +8,7 @@ import pytest
 # 640 samples on (64 rows of 128 numbers each, 5 * 2^20 in all).
 PROGRAM = """
     from bexplore.engine.protocol.messages import RunProbe
-    from bexplore.engine.protocol.shared_mode import SharedMode
+    from bexplore.engine.protocol.messages import SharedMode
     from bexplore.engine.worker.measuring import measure
     from bexplore.engine.worker.session import Session
     from bexplore.engine.worker.torch_private import make_limits_loud

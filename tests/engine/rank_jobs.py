@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bexplore.engine.process.launcher import Launcher
-from bexplore.engine.process.timeouts import StageLimits
+from bexplore.engine.process.limits import StageLimits
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.job import CompileSettings, Job, Parallelism
 from bexplore.measurement.probe import Compilation, Observation, Probe

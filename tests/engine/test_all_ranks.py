@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.engine.all_ranks import AllRanksRunner
+from bexplore.engine.open_runner import AllRanksRunner
 from bexplore.engine.runner import EngineRunner
 from bexplore.errors import EngineError
 from bexplore.host.process_tree import WORKER_MARK, find_marked

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bexplore.engine import eager_comparison
+from bexplore.engine.protocol import answers
 from bexplore.job import CompileSettings
 from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
 from bexplore.measurement.statistics import TIMING_S
@@ -31,13 +31,13 @@ def test_eager_and_compiled_passes_are_timed_in_long_rounds_in_the_worker_that_r
 
     answer = runner.compare_eager(micro_batch_size=4, tolerance=10.0)
 
-    assert len(answer["compiled_timings"]) == len(answer["eager_timings"]) >= eager_comparison.MIN_PAIRS
+    assert len(answer["compiled_timings"]) == len(answer["eager_timings"]) >= answers.MIN_PAIRS
     for num_passes, seconds in answer["compiled_timings"] + answer["eager_timings"]:
         assert seconds >= TIMING_S
         assert num_passes > 1  # one pass of this job takes far less
-    comparison = eager_comparison.judge(answer, micro_batch_size=4, tolerance=0.02)
+    comparison = answers.judge(answer, micro_batch_size=4, tolerance=0.02)
     assert comparison.low < comparison.over_compiled < comparison.high
-    assert min(comparison.compiled_timed_s, comparison.eager_timed_s) >= eager_comparison.MIN_PAIRS * TIMING_S
+    assert min(comparison.compiled_timed_s, comparison.eager_timed_s) >= answers.MIN_PAIRS * TIMING_S
     assert answer["eager_peak_memory_bytes"] > 0
     assert runner.compare_eager(micro_batch_size=8, tolerance=0.02) is None
 
@@ -48,7 +48,7 @@ def test_a_comparison_ends_with_its_fewest_pairs_when_its_time_is_spent(run_on):
 
     answer = runner.compare_eager(micro_batch_size=4, tolerance=0.0)
 
-    assert len(answer["compiled_timings"]) == len(answer["eager_timings"]) == eager_comparison.MIN_PAIRS
+    assert len(answer["compiled_timings"]) == len(answer["eager_timings"]) == answers.MIN_PAIRS
 
 
 def test_a_long_eager_pass_is_not_run_once_more_to_warm_up(run_on, tmp_path):

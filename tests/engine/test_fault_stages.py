@@ -17,9 +17,8 @@ import psutil
 import pytest
 
 from bexplore.engine import program_client
-from bexplore.engine.process import timeouts
-from bexplore.engine.process.memory_watchdog import MemoryWatchdog
-from bexplore.engine.process.timeouts import StageLimits
+from bexplore.engine.process import limits as process_limits
+from bexplore.engine.process.limits import MemoryWatchdog, StageLimits
 from bexplore.engine.program_client import trace_in_worker
 from bexplore.job import CompileSettings
 from bexplore.measurement.probe import Compilation, Outcome, Probe
@@ -66,7 +65,7 @@ def test_a_compiler_that_hangs_or_dies_fails_its_probe_and_leaves_no_child(
     monkeypatch.setenv("BUG", bug)
     monkeypatch.setenv("CHILD", str(tmp_path / "child"))
     if bug == "hang":
-        monkeypatch.setattr(timeouts, "FIRST_LIMITS_S", {**timeouts.FIRST_LIMITS_S, "compile": 3.0})
+        monkeypatch.setattr(process_limits, "FIRST_LIMITS_S", {**process_limits.FIRST_LIMITS_S, "compile": 3.0})
     limits = StageLimits(floor_s=3.0)
     runner = run_on(job("bugs:misbehaves", compile=CompileSettings(backend="misbehaving")), limits=limits)
 

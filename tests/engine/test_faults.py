@@ -18,8 +18,8 @@ import pytest
 
 from bexplore.api import explore
 from bexplore.config.load import load_config
-from bexplore.engine.process import memory_watchdog
-from bexplore.engine.process.memory_watchdog import MemoryWatchdog
+from bexplore.engine.process import limits
+from bexplore.engine.process.limits import MemoryWatchdog
 from bexplore.errors import EngineError
 from bexplore.exploration import job as exploration
 from bexplore.exploration.base import ExploreOptions
@@ -253,7 +253,7 @@ def test_the_watch_sees_shared_memory_and_children_which_no_process_limit_counts
     pid = in_child(hold)
     try:
         parent, child = (
-            MemoryWatchdog(os.getpid(), memory_watchdog.resident_bytes(os.getpid()) + 64 * MIB),
+            MemoryWatchdog(os.getpid(), limits.resident_bytes(os.getpid()) + 64 * MIB),
             MemoryWatchdog(pid, 64 * MIB),
         )
         deadline = time.monotonic() + 20
@@ -277,7 +277,7 @@ def test_a_child_that_shares_its_parents_pages_costs_nothing_until_it_writes():
             held[start] = 1
         time.sleep(60)
 
-    room = memory_watchdog.resident_bytes(os.getpid()) + 96 * MIB
+    room = limits.resident_bytes(os.getpid()) + 96 * MIB
     pids = [in_child(idle)]
     try:
         watch = MemoryWatchdog(os.getpid(), room)

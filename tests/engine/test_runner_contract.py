@@ -11,7 +11,7 @@ import pytest
 
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.command import Command
-from bexplore.engine.all_ranks import AllRanksRunner
+from bexplore.engine.open_runner import AllRanksRunner
 from bexplore.job import CompileSettings, Parallelism
 from bexplore.measurement.probe import Compilation, Observation, Probe
 from tests.builders import imported_job

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.engine.protocol.messages import RunProbe
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import RunProbe, SharedMode
 from bexplore.measurement.probe import Probe
 from tests.builders import imported_job
 

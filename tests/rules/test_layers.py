@@ -34,7 +34,7 @@ ORDER = {
     "activation_budget fake_build passes program_metrics tracer",
     "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
-    "engine": "protocol eager_comparison process worker program_client runner all_ranks variants_runner",
+    "engine": "protocol process worker program_client runner open_runner",
     "command": "observer reports timing verdicts failures start attach watch judgement runner",
     "replay": "table replay",
     "testing": "failures simulator variants",
@@ -72,7 +72,7 @@ DOORS = {
     "transformers": {"workloads", "transformers"},
     "lightning": {"lightning"},
     "pytest": {"pytest_plugin"},
-    "ray": {"engine.process.ray_launcher"},
+    "ray": {"engine.process.launcher"},
 }
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import SharedMode
 from bexplore.engine.worker import compilation, torch_private
 from bexplore.host.torch_interfaces import PRIVATE_INTERFACES, find_interface, is_checked, missing_interfaces
 from bexplore.workloads import build

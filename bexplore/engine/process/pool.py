@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bexplore.engine.process.launcher import Launcher
+from bexplore.engine.process.launcher import Launcher, RankListener
+from bexplore.engine.process.limits import FIRST_LIMITS_S, Limits, Progress
 from bexplore.engine.process.rank_group import RankGroup
-from bexplore.engine.process.rank_listener import RankListener
-from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Progress
 from bexplore.engine.process.worker_process import WorkerProcess
-from bexplore.engine.protocol.messages import DeviceInfo, Done, Failed, Refused, Request
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import DeviceInfo, Done, Failed, Refused, Request, SharedMode
 from bexplore.errors import EngineError
 from bexplore.host.machine import available_memory_bytes
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe

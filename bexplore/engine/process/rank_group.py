@@ -13,12 +13,17 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from bexplore.engine.process.launcher import Launcher, external_hint
-from bexplore.engine.process.memory_watchdog import POLL_S, MemoryWatchdog
-from bexplore.engine.process.rank_listener import KEY_VARIABLE, LOOPBACK, Caller, RankListener
-from bexplore.engine.process.starting import BoundedLog, new_mark, signal_group, start_process, waiting
-from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Patience, Progress
-from bexplore.engine.process.worker_process import Peer, converse
+from bexplore.engine.process.launcher import KEY_VARIABLE, LOOPBACK, Caller, Launcher, RankListener, external_hint
+from bexplore.engine.process.limits import FIRST_LIMITS_S, POLL_S, Limits, MemoryWatchdog, Patience, Progress
+from bexplore.engine.process.worker_process import (
+    BoundedLog,
+    Peer,
+    converse,
+    new_mark,
+    signal_group,
+    start_process,
+    waiting,
+)
 from bexplore.engine.protocol.answers import blamed, merged, named, with_end_of_rank
 from bexplore.engine.protocol.failures import ended_with, last_line
 from bexplore.engine.protocol.messages import (

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import SharedMode
 from bexplore.engine.worker.compilation import mark_batch_dimension
 from bexplore.engine.worker.steps import BatchMix
 from bexplore.engine.worker.torch_private import prefer_dynamic

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from bexplore.engine.protocol.shared_mode import SharedMode, shared_modes
+from bexplore.engine.protocol.messages import SharedMode, shared_modes
 from bexplore.engine.worker import torch_private
 from bexplore.engine.worker.opaque_convolution import can_be_opaque, has_convolutions, make_convolutions_opaque
 from bexplore.errors import first_line

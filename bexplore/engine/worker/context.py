@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Client, Connection
 from typing import Any, NamedTuple
 
-from bexplore.engine.process.rank_listener import KEY_VARIABLE
+from bexplore.engine.process.launcher import KEY_VARIABLE
 from bexplore.engine.protocol.failures import Failure, classify_exception
 from bexplore.engine.protocol.messages import Answer, Failed, Hello, send
 from bexplore.errors import BexploreError, UserProgramError

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from bexplore.engine.worker.compilation import CompilerAccount
-from bexplore.engine.worker.memory_step import StepMemory
 from bexplore.engine.worker.peak_memory import num_alloc_retries, release_cached_memory
-from bexplore.engine.worker.session import Session
+from bexplore.engine.worker.session import Session, StepMemory
 from bexplore.engine.worker.step_checks import FEWEST_SAMPLES, check_step
 from bexplore.engine.worker.steps import BatchMix, len_of
 from bexplore.engine.worker.timing import RanPass, Timed, headline, run_pass, time_size

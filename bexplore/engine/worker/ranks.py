@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bexplore.engine.process.rank_listener import LOOPBACK
+from bexplore.engine.process.launcher import LOOPBACK
 from bexplore.engine.protocol.messages import Done, Join, OpenStore
 from bexplore.engine.worker.context import Context, Handlers, Place
 from bexplore.engine.worker.steps import Agreement

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bexplore.engine.eager_comparison import are_enough
+from bexplore.engine.protocol.answers import are_enough
 from bexplore.engine.protocol.messages import CompareEager
 from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, BatchMix, Steps, synchronize
 from bexplore.engine.worker.torch_private import recording_memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bexplore.engine.eager_comparison import EagerComparison, EagerVerdict
+from bexplore.engine.protocol.answers import EagerComparison, EagerVerdict
 from bexplore.measurement.probe import Compilation
 from bexplore.run.facts import Facts
 from bexplore.run.parts.row import Row, View

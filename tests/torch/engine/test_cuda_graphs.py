@@ -6,8 +6,7 @@ import math
 
 import torch
 
-from bexplore.engine.protocol.messages import RunProbe
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import RunProbe, SharedMode
 from bexplore.engine.worker.measuring import measure
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.steps import Steps

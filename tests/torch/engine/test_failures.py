@@ -7,8 +7,7 @@ import dataclasses
 import torch
 
 from bexplore.engine.protocol.failures import classify_exception
-from bexplore.engine.protocol.messages import CheckEagerly
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import CheckEagerly, SharedMode
 from bexplore.engine.worker.context import ALONE
 from bexplore.engine.worker.server import Server
 from bexplore.job import CompileSettings

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bexplore.engine.worker.memory_step import LONG_PASS_S, MemoryStep
 from bexplore.engine.worker.own_process import DataLimit
 from bexplore.engine.worker.peak_memory import PeakMemory, highest_sum, measure_peak
+from bexplore.engine.worker.session import LONG_PASS_S, MemoryStep
 from bexplore.engine.worker.steps import Steps
 from bexplore.job import Job, Parallelism
 from bexplore.workloads import build

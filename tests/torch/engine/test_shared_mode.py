@@ -21,8 +21,7 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._pytree import tree_leaves
 
-from bexplore.engine.protocol.messages import RunProbe
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import RunProbe, SharedMode
 from bexplore.engine.worker import torch_private
 from bexplore.engine.worker.compilation import compile_workload, feasible_mode, mark_batch_dimension
 from bexplore.engine.worker.session import Session

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bexplore.engine.protocol.messages import RunProbe
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import RunProbe, SharedMode
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, CompiledEachPassError, Steps, with_dense_gradients
 from bexplore.engine.worker.timing import Timed, run_pass, time_size

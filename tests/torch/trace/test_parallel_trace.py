@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from bexplore.engine.worker.memory_step import MemoryStep
 from bexplore.engine.worker.own_process import DataLimit
+from bexplore.engine.worker.session import MemoryStep
 from bexplore.engine.worker.steps import Steps
 from bexplore.job import CompileSettings, Job, Mode, Parallelism, Precision
 from bexplore.trace import passes

@@ -9,7 +9,7 @@ import pytest
 
 from bexplore.actions import doctor
 from bexplore.actions.doctor import Status
-from bexplore.engine.process.rank_listener import KEY_VARIABLE
+from bexplore.engine.process.launcher import KEY_VARIABLE
 from bexplore.engine.protocol.messages import Done, Failed
 from bexplore.measurement.probe import Outcome
 from tests.unit.config.builders import Folder, sections

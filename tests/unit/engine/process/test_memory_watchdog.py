@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bexplore.engine.process import memory_watchdog
-from bexplore.engine.process.memory_watchdog import CHILDREN_S, HOST_FLOOR_BYTES, SLACK_BYTES, SLOWLY_S, MemoryWatchdog
+from bexplore.engine.process import limits
+from bexplore.engine.process.limits import CHILDREN_S, HOST_FLOOR_BYTES, SLACK_BYTES, SLOWLY_S, MemoryWatchdog
 
 MIB = 2**20
 LIMIT = 1000 * MIB
@@ -21,12 +21,12 @@ class Host:
         self.anonymous, self.shared, self.swapped = 100 * MIB, 0, 0
         self.children: dict[int, int] = {}
         self.available = 8 * 2**30
-        monkeypatch.setattr(memory_watchdog, "_status", self.status)
-        monkeypatch.setattr(memory_watchdog, "_proportional_bytes", self.proportional)
-        monkeypatch.setattr(memory_watchdog, "available_memory_bytes", lambda: self.available)
-        monkeypatch.setattr(memory_watchdog.psutil, "Process", lambda pid: SimpleNamespace(children=self.children_of))
+        monkeypatch.setattr(limits, "_status", self.status)
+        monkeypatch.setattr(limits, "_proportional_bytes", self.proportional)
+        monkeypatch.setattr(limits, "available_memory_bytes", lambda: self.available)
+        monkeypatch.setattr(limits.psutil, "Process", lambda pid: SimpleNamespace(children=self.children_of))
         seconds = itertools.count(1000)
-        monkeypatch.setattr(memory_watchdog.time, "monotonic", lambda: float(next(seconds)))
+        monkeypatch.setattr(limits.time, "monotonic", lambda: float(next(seconds)))
 
     def status(self, pid: int) -> dict[str, int]:
         return {"RssAnon": self.anonymous, "RssShmem": self.shared, "VmSwap": self.swapped}
@@ -98,7 +98,7 @@ def test_swap_ends_a_worker_that_was_not_swapped_before(host):
     host.swapped = 500 * MIB
     watch = host.watched()
     assert watch.violation() == ""
-    host.swapped += memory_watchdog.SWAP_BYTES + 1
+    host.swapped += limits.SWAP_BYTES + 1
     assert "swap" in watch.violation()
 
 
@@ -113,7 +113,7 @@ def test_a_host_that_is_full_ends_the_probe(host):
 
 def test_children_and_the_host_are_read_less_often_than_the_worker(host, monkeypatch):
     now = [2000.0]
-    monkeypatch.setattr(memory_watchdog.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(limits.time, "monotonic", lambda: now[0])
     watch = host.watched()
     assert watch.violation() == ""
     host.children, host.available = {2: LIMIT}, 0
@@ -129,4 +129,4 @@ def test_children_and_the_host_are_read_less_often_than_the_worker(host, monkeyp
 
 
 def test_a_worker_that_is_gone_has_no_memory(tmp_path):
-    assert memory_watchdog.resident_bytes(2**30) == memory_watchdog.swapped_bytes(2**30) == 0
+    assert limits.resident_bytes(2**30) == limits.swapped_bytes(2**30) == 0

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from bexplore.engine.process.pool import Worker, is_worth_keeping, may_go_on, must_replace
-from bexplore.engine.protocol.messages import Done, Failed
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import Done, Failed, SharedMode
 from bexplore.measurement.probe import Compilation, Outcome, Probe
 from tests.builders import observed
 

@@ -12,8 +12,8 @@ from multiprocessing.connection import Client
 
 import pytest
 
-from bexplore.engine.process import rank_listener
-from bexplore.engine.process.rank_listener import LOOPBACK, MOST_HANDSHAKES, RankListener
+from bexplore.engine.process import launcher
+from bexplore.engine.process.launcher import LOOPBACK, MOST_HANDSHAKES, RankListener
 from bexplore.engine.protocol.messages import Hello, send
 from bexplore.errors import EngineError
 from bexplore.host import logs
@@ -74,7 +74,7 @@ def test_a_client_that_says_nothing_keeps_no_rank_from_being_heard(listener):
 
 @pytest.mark.promise("a client that says nothing for ever", "refused at the deadline")
 def test_a_client_that_says_nothing_is_refused_in_time(listener, warned, monkeypatch):
-    monkeypatch.setattr(rank_listener, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(launcher, "HANDSHAKE_S", 0.1)
     with socket.create_connection(address(listener)):
         await_that(lambda: warned)
 
@@ -114,7 +114,7 @@ def dripping(listener: RankListener, number: int) -> Iterator[None]:
 
 @pytest.mark.promise("a client sends its handshake a byte at a time, for ever", "refused at the handshake's deadline")
 def test_a_client_that_drips_bytes_is_refused_in_time(listener, warned, monkeypatch):
-    monkeypatch.setattr(rank_listener, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(launcher, "HANDSHAKE_S", 0.5)
     with dripping(listener, 1):
         await_that(lambda: warned)
 

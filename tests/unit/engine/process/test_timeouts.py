@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bexplore.config.load import load_config
-from bexplore.engine.process.timeouts import COMPILE_FLOOR_S, FIRST_LIMITS_S, PATIENCE, STAGE_FLOOR_S, StageLimits
+from bexplore.engine.process.limits import COMPILE_FLOOR_S, FIRST_LIMITS_S, PATIENCE, STAGE_FLOOR_S, StageLimits
 from bexplore.measurement.probe import Outcome
 from tests.builders import observed
 

@@ -9,8 +9,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from bexplore.engine.process.memory_watchdog import MemoryWatchdog
-from bexplore.engine.process.timeouts import Limits, Patience
+from bexplore.engine.process.limits import Limits, MemoryWatchdog, Patience
 from bexplore.engine.process.worker_process import CLOSED_PIPE_S, Peer, converse
 from bexplore.engine.protocol.messages import Done, Failed, Progress, lost, send
 from bexplore.measurement.probe import Outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_modes
+from bexplore.engine.protocol.messages import SharedMode, mode_after, shared_modes
 from bexplore.job import CompileSettings
 
 

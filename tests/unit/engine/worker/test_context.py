@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 
 import pytest
 
-from bexplore.engine.process.rank_listener import KEY_VARIABLE, LOOPBACK
+from bexplore.engine.process.launcher import KEY_VARIABLE, LOOPBACK
 from bexplore.engine.protocol.messages import Hello, receive
 from bexplore.engine.worker import context
 from bexplore.engine.worker.context import ALONE, call, read_place

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.engine import variants_runner
+from bexplore.engine import open_runner
+from bexplore.engine.open_runner import VariantsRunner
 from bexplore.engine.runner import WORKER_OVERHEAD_BYTES, RunnerSettings
-from bexplore.engine.variants_runner import VariantsRunner
 from bexplore.job import CompileSettings, Job
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 
@@ -55,8 +55,8 @@ def probe(variant: int, **fields) -> Probe:
 def memory(monkeypatch):
     """The available memory of the host, in bytes, which a test sets."""
     available = {"bytes": 100 * GIB}
-    monkeypatch.setattr(variants_runner, "available_memory_bytes", lambda: available["bytes"])
-    monkeypatch.setattr(variants_runner, "resident_bytes", lambda pid: GIB)
+    monkeypatch.setattr(open_runner, "available_memory_bytes", lambda: available["bytes"])
+    monkeypatch.setattr(open_runner, "resident_bytes", lambda pid: GIB)
     return available
 
 

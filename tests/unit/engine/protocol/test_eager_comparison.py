@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.engine import eager_comparison
-from bexplore.engine.eager_comparison import EagerVerdict
+from bexplore.engine.protocol import answers
+from bexplore.engine.protocol.answers import EagerVerdict
 
 
-def judged(compiled_s: list[float], eager_s: list[float]) -> eager_comparison.EagerComparison:
+def judged(compiled_s: list[float], eager_s: list[float]) -> answers.EagerComparison:
     """Of rounds with 20 passes each."""
     answer = {
         "compiled_timings": [(20, 20 * seconds) for seconds in compiled_s],
         "eager_timings": [(20, 20 * seconds) for seconds in eager_s],
         "eager_peak_memory_bytes": None,
     }
-    return eager_comparison.judge(answer, micro_batch_size=8, tolerance=0.02)
+    return answers.judge(answer, micro_batch_size=8, tolerance=0.02)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_was_timed_of_each_side_is_recorded():
 
 
 def test_eager_that_does_not_run_is_neither_faster_nor_slower():
-    comparison = eager_comparison.judge({"problem": "no memory"}, micro_batch_size=8, tolerance=0.02)
+    comparison = answers.judge({"problem": "no memory"}, micro_batch_size=8, tolerance=0.02)
 
     assert (comparison.verdict, comparison.over_compiled, comparison.problem) == (None, None, "no memory")
 
@@ -62,4 +62,4 @@ def test_pairs_of_rounds_follow_until_the_interval_is_narrow_or_the_time_is_spen
     compiled_s = [1.0 + scatter * (-1) ** number for number in range(num_pairs)]
     options = {"tolerance": 0.02, "is_spent": is_spent}
 
-    assert eager_comparison.are_enough(compiled_s, [1.0] * num_pairs, **options) is enough
+    assert answers.are_enough(compiled_s, [1.0] * num_pairs, **options) is enough
