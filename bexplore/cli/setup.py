@@ -60,7 +60,7 @@ def init(
     Examples:
       bexplore init axolotl.yaml                                  writes axolotl.explore.yaml
       bexplore init train.py                                      writes train.explore.yaml
-      bexplore init --run-help train.py                           the same, from what train.py --help prints
+      bexplore init --run-help train.py                           the same, from the help that train.py prints
       bexplore init notebook.ipynb                                writes notebook.explore.yaml, for papermill
       bexplore init conf/config.yaml                              a Hydra tree: writes explore.yaml
       bexplore init -- torchrun --nproc-per-node 8 train.py --batch-size 16    writes explore.yaml

@@ -40,7 +40,12 @@ _ARCHITECTURES = (*encoders.IMAGE_ENCODERS, *decoders.ARCHITECTURES, *encoders.T
 _LIMITS = ("max_probes", "target_confidence")  # of the search, which `explore.effort` sets otherwise
 _MOST_STEPS = 2**31 - 1  # what their runtime counts to
 
-_TRAINER_SECTIONS = {"init", "fit", "validate"}  # the arguments of their Trainer and of its methods
+# Arguments of their Trainer and of its methods.
+_TRAINER_SECTIONS = {
+    "init": {"model", "backend", "optimizer", "schedulers", "precision", "loop", "callbacks", "model_dir", "logging"},
+    "fit": {"train_dataloader", "val_dataloader"},
+    "validate": {"val_dataloader"},
+}
 __all__ = ["SECTIONS", "find_layout", "is_modelzoo", "load"]
 
 
@@ -49,7 +54,10 @@ def is_modelzoo(values: Mapping[str, Any]) -> bool:
     trainer = values.get("trainer")
     first = trainer[0] if isinstance(trainer, list) and trainer else trainer
     first = first.get("trainer", first) if isinstance(first, Mapping) else {}
-    is_trainer = isinstance(first, Mapping) and not _TRAINER_SECTIONS.isdisjoint(first)
+    is_trainer = isinstance(first, Mapping) and any(
+        isinstance(first.get(section), Mapping) and not keys.isdisjoint(first[section])
+        for section, keys in _TRAINER_SECTIONS.items()
+    )
     return is_trainer or not {"train_input", "eval_input"}.isdisjoint(values)
 
 

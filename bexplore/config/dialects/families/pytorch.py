@@ -137,17 +137,20 @@ _TUNE_RUN = re.compile(r"\btune run\b([^`\n]*)")
 
 
 def _read_recipe(header: str) -> str | None:
-    """Return the recipe of the comments above a file: `tune run --nproc_per_node 2 RECIPE --config NAME`."""
+    """Return the recipe of the comments above a file: `tune run --nproc_per_node 2 RECIPE --config NAME`.
+
+    The last one counts: a distillation needs a teacher, and names its recipe before its own.
+    """
+    recipe = None
     for found in _TUNE_RUN.finditer(re.sub(r"\\\s*\n", " ", header)):
         words = iter(found[1].split())
         for word in words:
             if not word.startswith("-"):
-                if next(words, "") == "--config":
-                    return word
+                recipe = word if next(words, "") == "--config" else recipe
                 break
             if "=" not in word and word != "--standalone":  # the option's value
                 next(words, None)
-    return None
+    return recipe
 
 
 def _program_of_torchtune(values: Values, num_processes: int) -> Program:
@@ -255,6 +258,7 @@ OLMO = Family(
         ),
         Signature(all_of=("device_train_microbatch_size", "model.d_model"), any_of=("model.rope", "save_folder")),
     ),
+    foreign=("defaults", "train_loader", "callbacks", "algorithms", "max_seq_len", "fsdp_config", "variables"),
     micro_batch_size=("device_train_microbatch_size",),
     global_batch_size=("global_train_batch_size",),
     sequence_length=("model.max_sequence_length",),
@@ -368,6 +372,7 @@ LIGHTNING_CLI = Family(
             score=1,
         ),
         Signature(all_of=("model.class_path", "data.class_path")),
+        Signature(all_of=("trainer", "seed_everything", "model"), none_of=("trainer.init",), score=2),
     ),
     marks=(
         *("model.class_path", "data.class_path", "seed_everything", "trainer.accelerator", "trainer.max_epochs"),

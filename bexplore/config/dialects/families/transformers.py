@@ -30,7 +30,10 @@ _ARGUMENTS = (
     *("dataloader_num_workers", "remove_unused_columns", "ddp_timeout", "warmup_ratio", "logging_strategy"),
 )
 # Keys of open-instruct's own scripts, whose other keys are TRL's.
-_OF_OPEN_INSTRUCT = ("dataset_mixer_list", "dataset_mixer_dict", "use_flash_attn", "exp_name", "max_train_samples")
+_OF_OPEN_INSTRUCT = (
+    *("dataset_mixer_list", "dataset_mixer_dict", "use_flash_attn", "exp_name", "max_train_samples"),
+    *("use_slow_tokenizer", "checkpointing_steps", "reduce_loss", "dpo_loss_type", "with_tracking"),
+)
 # Keys by which a file of arguments is one of TRL's scripts: `ScriptArguments`, `ModelConfig` and the trainers' own.
 _OF_TRL = (
     *("dataset_name", "dataset_mixer", "dataset_mixture", "datasets", "attn_implementation", "beta", "loss_type"),
@@ -122,6 +125,7 @@ TRANSFORMERS = _with_arguments(
         Signature(all_of=("output_dir",), any_of=_ARGUMENTS, score=0),
     ),
     marks=_ARGUMENTS,
+    foreign=("defaults", *_OF_OPEN_INSTRUCT),
     sequence_length=("max_seq_length", "block_size", "model_max_length"),
     memory=_MEMORY,
     note="-- python train.py {config}",
@@ -138,6 +142,10 @@ LLAMA_FACTORY = _with_arguments(
             none_of=("micro_batch_size",),
         ),
         Signature(all_of=("model_name_or_path", "template", "per_device_train_batch_size")),
+    ),
+    marks=(
+        *("finetuning_type", "template", "cutoff_len", "do_train", "lora_target", "dataset_dir", "overwrite_cache"),
+        *("plot_loss", "preprocessing_num_workers"),
     ),
     sequence_length=("cutoff_len",),
     memory=("disable_gradient_checkpointing", "finetuning_type", "lora_rank", "quantization_bit", *_MEMORY),

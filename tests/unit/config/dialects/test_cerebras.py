@@ -533,7 +533,7 @@ SHAPES = [
     ({"train_input": 5}, "train_input must be a mapping, not a number"),
     ({"train_input": {}, "model": []}, "model must be a mapping, not a list"),
     ({"trainer": 5}, "is a file of your own"),
-    ({"trainer": {"init": {}}}, "neither fit.train_dataloader nor validate.val_dataloader"),
+    ({"trainer": {"init": {"model": {}}}}, "neither fit.train_dataloader nor validate.val_dataloader"),
     ({"trainer": []}, "is a file of your own"),
     (trainer() | {"explore": {"seeed": 1}}, 'unknown key "seeed" in explore'),
     (trainer(callbacks={"ScopedTrainFlags": {FLAG: 4}}), "callbacks must be a list, not a mapping"),

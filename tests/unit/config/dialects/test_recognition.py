@@ -34,6 +34,7 @@ OWN = {
         "# @package _global_\ntrainer: {max_epochs: 1, accelerator: cpu, precision: 32}\n",
         "",
     ),
+    "a trainer with weights to initialize": ("trainer:\n  type: gan\n  init: {type: xavier}\nbatch_size: 4\n", ""),
     "a trainer of its own": ("trainer: energy\noptim:\n  batch_size: 20\n", ""),
     "a trainer of a speech model": (
         "trainer:\n  devices: 4\n  max_epochs: 3\nmodel:\n  train_ds:\n    batch_size: 16\nexp_manager: {}\n",
@@ -125,6 +126,10 @@ def test_a_recipe_runs_where_it_reads_every_key_and_is_typed_else(tmp_path, text
 @pytest.mark.parametrize(
     ("header", "command"),
     [
+        (
+            "# tune run lora_finetune_single_device --config teacher\n# tune run kd_single_device --config this\n",
+            "kd_single_device",
+        ),
         ("# tune run knowledge_distillation_single_device --config qwen2/kd\n", "knowledge_distillation_single_device"),
         (
             "#   tune run --nnodes 1 --nproc_per_node 2 qat_distributed \\\n#   --config x\n",
