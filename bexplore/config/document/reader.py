@@ -49,8 +49,9 @@ WORD = "explore"
 SIZE_NAME = re.compile(
     r"(?:train_?|micro_?|global_?|mini_?|per_device_train_?|n_?)?(?:batch_?size|bs|bsz)", re.IGNORECASE
 )
-_JSON_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\r\n]*|/\*.*?\*/', re.DOTALL)
-_JSON_LAST_COMMA = re.compile(r'"(?:\\.|[^"\\])*"|,(?=\s*[}\]])', re.DOTALL)
+# What is open at the end is one match, too: to look for its end from every further sign would take hours.
+_JSON_COMMENT = re.compile(r'"(?:\\.|[^"\\])*(?:"|\\?\Z)|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+_JSON_LAST_COMMA = re.compile(r'"(?:\\.|[^"\\])*(?:"|\\?\Z)|,(?=\s*[}\]])', re.DOTALL)
 _CHARACTER = re.compile(r"[^\r\n]")
 _PARSER_BUGS = (ValueError, RecursionError, AttributeError, AssertionError, IndexError)  # on malformed input
 
@@ -182,6 +183,9 @@ class YamlReader:
                 merged += self._read_merged(path)
                 continue
             place, earlier = (*path, key), self.positions.get((*path, key))
+            if earlier is not None:  # what stood below it is not read
+                for known in [known for known in self.positions if known[: len(place)] == place]:
+                    del self.positions[known]
             value, span = self._read_value(next(self._events), place)
             if isinstance(value, str) and value.casefold() == WORD and SIZE_NAME.fullmatch(key):
                 value = WORD
@@ -210,6 +214,8 @@ class YamlReader:
             finally:
                 self.positions = own
             for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, str) and one.startswith("!"):  # of a file that the program reads
+                    continue
                 if not isinstance(one, dict):
                     raise self._error(event, f"<< merges mappings, not {name_kind(one)}")
                 yield one, positions

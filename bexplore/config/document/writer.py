@@ -8,11 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from bexplore.config.document import toml
-from bexplore.config.document.reader import LINE_BREAK, KeyPath, Position, find_line_break, read_yaml
+from bexplore.config.document.reader import (
+    LINE_BREAK,
+    KeyPath,
+    Position,
+    find_line_break,
+    read_yaml,
+)
 from bexplore.config.document.values import as_comparable, is_edit_of
 from bexplore.errors import UserInputError
 
 _ANCHOR = re.compile(r"&\S+\s*")
+# What may stand above the first value: blanks, comments of YAML and of JSON, the mark of a document.
+_LEAD = re.compile(r"(?:[\ufeff \t\r\n]|#[^\r\n]*|//[^\r\n]*|/\*.*?\*/|---(?=[\r\n]))*", re.DOTALL)
 _REST_OF_LINE = re.compile(r"[ \t]*(#[^\r\n]*)?")
 
 # Texts that need no quotes, and words that would then be truth values or null for some reader of YAML.
@@ -72,7 +80,7 @@ def _cut(text: str, name: str, source: str) -> str:
     place = read_yaml(text, source)[1][name,]
     if place.span is None or place.key_span is None:
         return text
-    if not text.lstrip("\ufeff \t\r\n").startswith("{"):
+    if not _is_json(text):
         end_of_line = LINE_BREAK.search(text, max(place.span[1], place.key_span[1]))
         return text[: _start_of_line(text, place.key_span[0])] + text[end_of_line.end() if end_of_line else len(text) :]
     before, after = text[: place.key_span[0]], text[place.span[1] :]
@@ -86,7 +94,7 @@ def make_fragment(text: str, path: KeyPath, value: Scalar, *, source: str) -> tu
     values, positions, _ = read_yaml(text, source)
     depth = min(_depth_present(values, path), len(path) - 1)
     parent, rest = path[:depth], path[depth:]
-    start = (positions.get(parent, Position()).span or (0, 0))[0]
+    start = (positions.get(parent, Position()).span or (_start_of_top(text), 0))[0]
     return [_entry(text, rest, value)] if text.startswith(("{", "["), start) else _block(text, rest, value), parent
 
 
@@ -107,12 +115,10 @@ def _grown(
     parent, rest = path[:depth], path[depth:]
     empty = positions.get(path[: depth + 1])
     if empty is not None and empty.span is not None and empty.key_span is not None:  # `callbacks:`, `[]`, `{}`, `null`
-        start, end = empty.span
-        if not text[start:end].strip(" :"):  # nothing stands behind the key
-            start = end = text.index(":", empty.key_span[1]) + 1
+        start, end = _place_in(text, empty)
         gap = "" if text[start - 1].isspace() else " "
         return f"{text[:start]}{gap}{_flow(text, rest[1:], value)}{text[end:]}"
-    own = positions.get(parent, Position()).span or (0, len(text))
+    own = positions.get(parent, Position()).span or (_start_of_top(text), len(text))
     inside = [
         known
         for known, place in positions.items()
@@ -158,7 +164,7 @@ def _flow(text: str, rest: KeyPath, value: Scalar) -> str:
     """Return the value of a path in flow style; keys are quoted where the whole text is, as JSON is."""
     if not rest:
         return _scalar(value, text)
-    quote = '"' if text.lstrip().startswith("{") else ""
+    quote = '"' if _is_json(text) else ""
     inner = _flow(text, rest[1:], value)
     return f"[{inner}]" if isinstance(rest[0], int) else f"{{{quote}{rest[0]}{quote}: {inner}}}"
 
@@ -166,9 +172,20 @@ def _flow(text: str, rest: KeyPath, value: Scalar) -> str:
 def _scalar(value: Scalar, text: str) -> str:
     """Return a value as YAML and JSON write it; a text is quoted, but for a plain word in a text that is not JSON."""
     is_word = isinstance(value, str) and _PLAIN_WORD.fullmatch(value) and value not in _NO_TEXTS
-    if isinstance(value, str) and is_word and not text.lstrip().startswith("{"):
+    if isinstance(value, str) and is_word and not _is_json(text):
         return value
     return json.dumps(value, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    """Return whether a text is JSON, or YAML in the style of JSON; comments may stand above it."""
+    return text.startswith("{", _start_of_top(text))
+
+
+def _start_of_top(text: str) -> int:
+    """Return the index of the first character that is neither a blank nor a part of a comment."""
+    found = _LEAD.match(text)
+    return found.end() if found else 0
 
 
 def _start_of_line(text: str, index: int) -> int:
@@ -183,8 +200,9 @@ def _value_at(values: Any, path: KeyPath) -> Any:
 
 def _replaced(text: str, place: Position, value: Scalar, *, is_block: bool) -> str:
     """Replace a value on its key's own line alone, and a block below its key with its lines."""
-    assert place.span is not None  # the caller has checked
-    start, end = place.span
+    start, end = _place_in(text, place)
+    if start == end:
+        return f"{text[:start]}{'' if text[start - 1].isspace() else ' '}{_scalar(value, text)}{text[end:]}"
     anchor = _ANCHOR.match(text, start, end)
     start = anchor.end() if anchor else start
     end_of_line = _REST_OF_LINE.match(text, end)
@@ -197,6 +215,15 @@ def _replaced(text: str, place: Position, value: Scalar, *, is_block: bool) -> s
             comment = text[colon : place.key_span[1] + line.start()]
             return f"{text[:colon]} {_scalar(value, text)}{comment}{text[end_of_line.end() :]}"
     return f"{text[:start]}{_scalar(value, text)}{text[end:]}"
+
+
+def _place_in(text: str, place: Position) -> tuple[int, int]:
+    """Return the characters of a value; the place just behind the colon where nothing stands behind the key."""
+    assert place.span is not None  # the caller has checked
+    start, end = place.span
+    if place.key_span is not None and not text[start:end].strip(" :"):
+        start = end = text.index(":", place.key_span[1]) + 1
+    return start, end
 
 
 def _check(before: Any, changed: str, path: KeyPath, value: Scalar, source: str) -> None:

@@ -378,3 +378,52 @@ def test_a_value_below_its_key_stays_there():
     text = "lr:\n  0.1\nsize:  # mine\n    4\nend: 1\n"
 
     assert with_value(text, ("size",), 8, source="job.yaml") == text.replace("    4", "    8")
+
+
+JSON_OF_PEOPLE = """// of people
+{
+\t/* two
+\tlines */
+\t"url": "http://a.b/*c*/", // d
+\t"size": "old", /* e */
+\t"list": [1, 2,],
+}
+"""
+
+
+def test_json_below_comments_is_written_as_json():
+    changed = with_value(JSON_OF_PEOPLE, ("size",), "word", source="job.json")
+    assert changed == JSON_OF_PEOPLE.replace('"old"', '"word"')
+    changed = with_value(JSON_OF_PEOPLE, ("new",), 8, source="job.json")
+    assert changed == JSON_OF_PEOPLE.replace('"url"', '"new": 8, "url"')
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("a:\nb: 1\n", 'a: "x/y"\nb: 1\n'),
+        ("a: # set me\nb: 1\n", 'a: "x/y" # set me\nb: 1\n'),
+        ("b: 1\na:", 'b: 1\na: "x/y"'),
+        ("a: ~\nb: 1\n", 'a: "x/y"\nb: 1\n'),
+        ("# c\n{a: 1}\n", '# c\n{a: "x/y"}\n'),
+    ],
+)
+def test_an_empty_value_is_filled_in_with_a_text(text, changed):
+    assert with_value(text, ("a",), "x/y", source="job.yaml") == changed
+
+
+def test_what_stood_below_a_key_that_stands_again_is_gone(tmp_path):
+    text = "a: {x: 1, y: 1}\na: {x: 2}\n"
+    seen = read(tmp_path, text)
+    assert seen.values == {"a": {"x": 2}}
+    assert ("a", "y") not in seen.positions
+    assert with_value(text, ("a", "y"), 3, source="job.yaml") == "a: {x: 1, y: 1}\na: {y: 3, x: 2}\n"
+
+
+@pytest.mark.timeout(20)  # looked for from every sign, the end takes hours
+@pytest.mark.parametrize("open_signs", ["/*", '\\"', ', "'])
+def test_what_is_open_to_the_end_of_json_is_read_once(tmp_path, open_signs):
+    path = tmp_path / "job.json"
+    path.write_text('{"a": 1} ' + open_signs * 500_001)
+    with pytest.raises(UserInputError, match="not YAML"):
+        document.read(path)
