@@ -59,7 +59,7 @@ def test_the_rank_that_fails_is_named_and_nothing_is_left(tmp_path, fault, rank,
 
 
 @pytest.mark.on_device
-def test_a_bug_of_one_rank_is_shown_with_its_own_traceback_and_the_next_size_has_new_ranks(tmp_path):
+def test_a_bug_of_one_rank_has_its_traceback_and_the_next_size_new_ranks(tmp_path):
     with EngineRunner(settings(tmp_path, job("error", 1, at=6))) as runner:
         failed, again = runner(probe(4)), runner(probe(2, number=1))
 
@@ -71,7 +71,7 @@ def test_a_bug_of_one_rank_is_shown_with_its_own_traceback_and_the_next_size_has
 
 
 @pytest.mark.promise("one of several ranks hangs", "named; all ranks are ended")
-def test_a_rank_that_hangs_in_its_own_code_is_found_by_where_the_others_wait(tmp_path):
+def test_a_rank_that_hangs_in_its_code_is_found_by_where_others_wait(tmp_path):
     found = run(tmp_path, job("hang", 1))
 
     assert found.outcome is Outcome.TIMED_OUT

@@ -67,7 +67,7 @@ def starts(folder: Path) -> int:
     return sum(1 for path in probes.iterdir() if (path / "log.txt").exists())
 
 
-def test_the_accumulation_of_the_file_runs_at_the_end_and_its_step_is_what_the_result_has(explored, tmp_path):
+def test_the_accumulation_of_the_file_runs_at_the_end_for_the_result(explored, tmp_path):
     events = explored(5)
 
     *searched, real = probes_of(events)
@@ -109,7 +109,7 @@ def test_what_a_word_of_the_command_fixes_is_what_every_start_has(explored, tmp_
     assert not [warning for warning in result.warnings if "accumulation" in warning]
 
 
-def test_a_probe_whose_start_cannot_be_shared_has_the_two_starts_that_are_announced(tmp_path, monkeypatch):
+def test_a_probe_whose_start_is_not_shared_has_the_two_announced_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watch, "LEAST_TIMED_S", 0.2)
     overrides = [f"explore.command={json.dumps(list(training('--batched-dataset').argv))}"]

@@ -114,7 +114,7 @@ def test_explorers_on_two_hosts_share_a_database_its_probes_and_its_answer(start
     assert answer_in(tmp_path / "2") == max(SIZES)
 
 
-def test_explorers_with_one_model_directory_share_its_run_without_a_database(start, tmp_path):
+def test_explorers_of_one_model_directory_share_a_run_without_database(start, tmp_path):
     first = start("host0", "--model-dir", "shared/job")
     wait_for_a_training_in(tmp_path, first)
     second = start("host1", "--model-dir", "shared/job")

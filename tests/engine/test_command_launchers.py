@@ -131,7 +131,7 @@ def assert_two_verified_ranks(observation) -> None:
     assert set(observation.details["verdicts"].values()) == {"verified"}
 
 
-def test_actors_of_a_cluster_that_the_command_starts_are_two_ranks_in_each_size_of_one_start(run_of):
+def test_actors_of_a_cluster_that_the_command_starts_are_two_ranks(run_of):
     runner = run_of(sizes_per_start=2, candidates=(4, 8))
 
     observations = [runner(search_probe_of(size, number=number)) for number, size in enumerate((4, 8))]
@@ -142,14 +142,14 @@ def test_actors_of_a_cluster_that_the_command_starts_are_two_ranks_in_each_size_
     assert {one.worker for one in observations} == {0}
 
 
-def test_an_actor_that_is_killed_is_no_measurement_and_the_other_one_is_ended(run_of):
+def test_a_killed_actor_is_no_measurement_and_the_other_is_ended(run_of):
     observation = run_of("--killed", "1")(probe_of(4))
 
     assert observation.outcome is Outcome.CRASHED
     assert observation.pass_times_s == ()
 
 
-def test_actors_of_a_cluster_that_was_there_before_are_two_marked_ranks_and_it_stays(run_of, cluster, tmp_path):
+def test_actors_of_a_cluster_that_was_there_are_ranks_and_it_stays(run_of, cluster, tmp_path):
     marked: set[int] = set()
 
     def look() -> bool:

@@ -124,7 +124,7 @@ def test_nothing_is_left_where_the_explorer_is_killed_at_once(tmp_path, pause_s)
     wait_until_gone(tmp_path)
 
 
-def test_a_process_with_an_empty_environment_and_a_session_of_its_own_is_of_the_start(started, tmp_path):
+def test_a_process_of_an_own_session_without_environment_is_found(started, tmp_path):
     start = started("env", "-i", "setsid", "--fork", "bash", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60")
     wait_for(tmp_path / "pid")
 
@@ -133,7 +133,7 @@ def test_a_process_with_an_empty_environment_and_a_session_of_its_own_is_of_the_
     assert int(text) in start.alive()
 
 
-def test_the_status_of_a_command_is_its_own_and_one_that_does_not_start_tells_why(started, tmp_path):
+def test_a_command_has_its_own_status_or_the_reason_why_it_cannot_start(started, tmp_path):
     start = started("bash", "-c", "exit 3")
     while start.return_code is None:
         time.sleep(0.01)
@@ -156,7 +156,7 @@ def test_the_end_of_a_start_ends_its_reaper(started):
 @pytest.mark.promise(
     "SIGKILL of a command's explorer and of the process that ends its training", "the next explorer ends and names it"
 )
-def test_what_an_explorer_left_is_ended_and_named_and_what_lives_is_left_alone(started, tmp_path):
+def test_what_an_explorer_left_is_ended_and_named_what_lives_stays(started, tmp_path):
     left, lives = (tmp_path / "probes" / name for name in ("000_size_4", "001_size_8"))
     for folder in (left, lives):
         folder.mkdir(parents=True)
@@ -186,7 +186,7 @@ def is_watched(observer: Path) -> bool:
 
 @pytest.mark.promise("SIGKILL of the explorer of a command that trains on several hosts", "gone on each host")
 @pytest.mark.parametrize("how", ["told", "removed"])
-def test_the_part_of_a_start_on_another_host_ends_when_its_explorer_is_gone(tmp_path, how):
+def test_a_part_on_another_host_ends_when_its_explorer_is_gone(tmp_path, how):
     observer = tmp_path / "observer"
     shutil.copytree(OBSERVER, observer)
     (observer / "place").write_text("another host")
@@ -244,7 +244,7 @@ SOCKETS = {
 
 
 @pytest.mark.parametrize("way", SOCKETS)
-def test_the_folder_of_a_killed_process_s_socket_is_removed_and_that_of_another_stays(started, tmp_path, way):
+def test_a_killed_process_s_socket_folder_is_removed_others_stay(started, tmp_path, way):
     code = f"import os, sys; {SOCKETS[way]}; "
     code += "print(path, file=open(sys.argv[1] + '.part', 'w')); os.rename(sys.argv[1] + '.part', sys.argv[1]); "
     start = started(sys.executable, "-c", code + SLEEPS, str(tmp_path / "made"))
@@ -260,9 +260,7 @@ def test_the_folder_of_a_killed_process_s_socket_is_removed_and_that_of_another_
 
 
 @pytest.mark.parametrize("ends_itself", [False, True], ids=["ended", "ended by itself"])
-def test_the_log_folder_of_torchrun_goes_with_its_start_and_one_that_the_user_names_stays(
-    started, tmp_path, ends_itself
-):
+def test_torchrun_s_log_folder_goes_and_the_user_s_own_stays(started, tmp_path, ends_itself):
     own, named = tmp_path / "torchelastic_x1", tmp_path / "logs"
     for folder in (own, named):
         (folder / "none_y" / "attempt_0" / "0").mkdir(parents=True)

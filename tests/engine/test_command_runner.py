@@ -106,7 +106,7 @@ def refused(runner: CommandRunner, kind: type[BexploreError] = UserProgramError)
 
 
 @pytest.mark.on_device
-def test_a_plain_loop_is_measured_and_its_size_replicas_and_accumulation_are_verified(run_of):
+def test_a_plain_loop_is_measured_and_its_batch_figures_verified(run_of):
     runner = run_of(training("--accumulation", "{accumulation}", num_replicas=1))
 
     observation = runner(probe_of(8))
@@ -120,7 +120,7 @@ def test_a_plain_loop_is_measured_and_its_size_replicas_and_accumulation_are_ver
 
 
 @pytest.mark.on_device
-def test_two_ranks_are_two_replicas_and_the_next_probe_runs_after_one_that_ran_out_of_memory(run_of):
+def test_two_ranks_are_two_replicas_also_after_one_out_of_memory(run_of):
     runner = run_of(training("--fault", "backward:injected", "--rank", "1", "--step", "3", ranks=2))
 
     failed = runner(probe_of(4))
@@ -140,7 +140,7 @@ def test_two_ranks_are_two_replicas_and_the_next_probe_runs_after_one_that_ran_o
 
 @pytest.mark.promise("a training command that takes more memory than its limit", "refused, and out of memory")
 @pytest.mark.parametrize("place", ["forward", "backward", "update"])
-def test_memory_that_the_limit_refuses_is_out_of_memory_wherever_it_is_asked_for(run_of, place):
+def test_memory_that_the_limit_refuses_anywhere_is_out_of_memory(run_of, place):
     runner = run_of(training("--fault", f"{place}:refused"), memory_limit_bytes=LIMIT_BYTES)
 
     observation = runner(probe_of(4))
@@ -152,14 +152,14 @@ def test_memory_that_the_limit_refuses_is_out_of_memory_wherever_it_is_asked_for
 
 @pytest.mark.on_device
 @pytest.mark.parametrize("place", ["forward", "backward", "update"])
-def test_memory_that_is_refused_and_swallowed_by_the_program_is_out_of_memory(run_of, place):
+def test_a_refusal_of_memory_that_the_program_swallows_is_out_of_memory(run_of, place):
     runner = run_of(training("--fault", f"{place}:injected", "--step", "2", "--swallow"))
 
     assert runner(probe_of(4)).outcome is Outcome.OUT_OF_MEMORY
 
 
 @pytest.mark.on_device
-def test_a_program_that_shrinks_the_size_by_itself_is_out_of_memory_at_the_size_that_was_asked_for(run_of):
+def test_a_program_that_shrinks_its_size_is_out_of_memory_at_the_first(run_of):
     runner = run_of(training("--fault", "forward:injected", "--shrink"))
 
     observation = runner(probe_of(8))
@@ -168,7 +168,7 @@ def test_a_program_that_shrinks_the_size_by_itself_is_out_of_memory_at_the_size_
     assert observation.pass_times_s == ()
 
 
-def test_a_program_that_drops_batches_without_a_word_is_out_of_memory_at_the_size_at_which_it_does(run_of):
+def test_a_program_that_drops_batches_silently_is_out_of_memory(run_of):
     runner = run_of(training("--drop-above", "4"))
     assert runner(probe_of(4)).is_measured
 
@@ -183,7 +183,7 @@ def test_a_program_that_drops_batches_without_a_word_is_out_of_memory_at_the_siz
 
 @pytest.mark.on_device
 @pytest.mark.promise("SIGKILL of one rank of a command", "that rank is named as the cause")
-def test_a_rank_that_is_killed_is_the_cause_and_not_the_connections_that_others_lose(run_of):
+def test_a_killed_rank_is_the_cause_and_not_the_connections_others_lose(run_of):
     observation = run_of(training("--fault", "update:killed", "--rank", "1", "--step", "2", ranks=2))(probe_of(4))
 
     assert observation.outcome is Outcome.CRASHED
@@ -191,7 +191,7 @@ def test_a_rank_that_is_killed_is_the_cause_and_not_the_connections_that_others_
 
 
 @pytest.mark.promise("a rank of a command hangs", "timed out, with the last step; nothing is left")
-def test_a_rank_that_hangs_ends_the_probe_with_the_step_after_which_nothing_came(run_of, monkeypatch):
+def test_a_rank_that_hangs_ends_the_probe_and_the_last_step_is_named(run_of, monkeypatch):
     monkeypatch.setattr(watch, "HANG_S", 2.0)
 
     observation = run_of(training("--fault", "forward:hang", "--rank", "1", "--step", "4", ranks=2))(probe_of(4))
@@ -230,7 +230,7 @@ def test_a_single_rank_that_sleeps_forever_waits_for_no_other(run_of, monkeypatc
 
 
 @pytest.mark.on_device
-def test_ranks_that_wait_for_one_another_in_different_collectives_are_ended(run_of, monkeypatch):
+def test_ranks_that_wait_in_different_collectives_are_ended(run_of, monkeypatch):
     monkeypatch.setattr(watch, "HANG_S", 4.0)
 
     observation = run_of(training("--fault", "forward:collective", "--rank", "1", "--step", "4", ranks=2))(probe_of(4))
@@ -239,7 +239,7 @@ def test_ranks_that_wait_for_one_another_in_different_collectives_are_ended(run_
     assert "a rank waits for one that does not come" in observation.reason
 
 
-def test_a_program_that_reads_by_torch_and_trains_elsewhere_is_told_so_soon(run_of, tmp_path, monkeypatch):
+def test_a_program_that_only_reads_by_torch_is_refused_soon(run_of, tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "UNUSED_S", 3.0)
     script = tmp_path / "run" / "elsewhere.py"
     script.parent.mkdir()
@@ -264,9 +264,7 @@ def test_a_start_without_a_step_names_what_it_may_be_beside_slow(run_of):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_rank_that_ends_with_a_status_after_enough_steps_has_crashed_and_is_no_measurement(
-    run_of, monkeypatch, ranks
-):
+def test_a_rank_that_fails_after_enough_steps_is_no_measurement(run_of, monkeypatch, ranks):
     monkeypatch.setattr(watch, "LEAST_TIMED_S", 1000.0)  # the explorer itself ends nothing
     monkeypatch.setattr(watch, "MOST_TIMED_S", 1000.0)
     fault = ("--fault", "forward:exit", "--rank", str(ranks - 1), "--step", "20")
@@ -334,7 +332,7 @@ def test_a_training_that_loads_the_state_of_an_optimizer_is_refused(run_of):
     assert "loaded an optimizer's state before its first step" in error.message
 
 
-def test_a_training_that_cannot_be_observed_behind_a_launcher_that_can_is_ended_and_refused(run_of, monkeypatch):
+def test_an_unobserved_training_behind_an_observed_launcher_is_refused(run_of, monkeypatch):
     monkeypatch.setattr(watch, "UNOBSERVED_S", 2.0)
     command = training()
     launcher = "import subprocess, sys, torch; subprocess.run([sys.executable, '-I', *sys.argv[1:]])"
@@ -343,7 +341,7 @@ def test_a_training_that_cannot_be_observed_behind_a_launcher_that_can_is_ended_
     assert "the observer was not loaded into it" in refused(runner).message
 
 
-def test_a_compiler_of_a_training_with_torch_and_without_the_observer_is_no_training(run_of, tmp_path, monkeypatch):
+def test_a_compiler_with_torch_and_without_observer_is_no_training(run_of, tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "UNOBSERVED_S", 1.0)
     worker = tmp_path / "run" / "torch" / "_inductor" / "compile_worker" / "__main__.py"
     worker.parent.mkdir(parents=True)
@@ -383,7 +381,7 @@ def test_memory_is_told_by_rank(run_of):
 
 
 @pytest.mark.on_device
-def test_a_bug_of_the_script_is_shown_with_its_own_traceback_and_is_never_too_big(run_of):
+def test_a_bug_of_the_script_has_its_traceback_and_is_never_too_big(run_of):
     observation = run_of(training("--fault", "forward:bug"))(probe_of(4))
 
     assert observation.outcome is Outcome.CRASHED
@@ -392,13 +390,13 @@ def test_a_bug_of_the_script_is_shown_with_its_own_traceback_and_is_never_too_bi
 
 
 @pytest.mark.parametrize("steps", [2, 6])
-def test_a_training_that_is_too_short_is_refused_with_the_steps_that_it_needs(run_of, steps):
+def test_a_training_too_short_is_refused_with_the_steps_that_it_needs(run_of, steps):
     error = refused(run_of(training("--steps", str(steps))))
 
     assert f"the training ended after {steps} steps; 7 are needed" in error.message
 
 
-def test_a_size_at_which_the_training_is_too_short_tells_the_largest_one_at_which_it_is_not(run_of):
+def test_a_size_with_too_few_steps_tells_the_largest_that_has_enough(run_of):
     script = ("--samples", "56", "--epochs", "1")
     runner = run_of(training(*script))
 
@@ -427,7 +425,7 @@ def test_a_command_that_ignores_the_size_is_refused_at_the_second_size(run_of, t
         runner(probe_of(8, number=1))
 
 
-def test_a_size_that_the_data_cannot_fill_is_of_that_size_and_the_data_of_each_rank_is_told(run_of):
+def test_a_size_that_the_data_cannot_fill_tells_the_data_of_each_rank(run_of):
     runner = run_of(training("--samples", "40", ranks=2), candidates=(4, 8, 64))
 
     fits, too_large = runner(probe_of(4)), runner(probe_of(64, number=1))
@@ -440,7 +438,7 @@ def test_a_size_that_the_data_cannot_fill_is_of_that_size_and_the_data_of_each_r
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_size_at_which_every_epoch_is_empty_is_told_with_the_samples_that_there_are(run_of, workers):
+def test_a_size_at_which_epochs_are_empty_tells_how_many_samples_exist(run_of, workers):
     runner = run_of(training("--samples", "20", "--drop-last", "--workers", str(workers)), candidates=(4, 64))
 
     observation = runner(probe_of(64))
@@ -458,7 +456,7 @@ def test_data_without_a_batch_of_any_size_is_refused_with_its_samples(run_of):
         runner(probe_of(64))
 
 
-def test_a_start_at_a_size_that_nobody_asked_for_and_the_data_cannot_fill_is_one_at_a_smaller_size(run_of, tmp_path):
+def test_a_start_at_a_size_above_the_data_falls_to_a_smaller_size(run_of, tmp_path):
     runner = run_of(training("--samples", "20", "--drop-last"), sizes_per_start=8, candidates=(2, 4, 16, 64))
 
     observations = [runner(search_probe_of(size, number=number)) for number, size in enumerate((4, 16, 2))]
@@ -483,7 +481,7 @@ def test_a_start_at_an_unasked_size_is_given_up_where_no_pass_comes(run_of, tmp_
     assert starts(tmp_path / "run") == ["000_size_4", "000_size_4_2"]
 
 
-def test_a_size_at_which_an_epoch_has_no_batch_is_of_that_size_once_another_was_measured(run_of):
+def test_an_epoch_without_batch_fails_its_size_once_another_was_measured(run_of):
     measured = run_of(training("--samples", "6", "--drop-last"))(probe_of(4))
     runner = run_of(training("--epochs", "0"))
     runner.learn(measured)
@@ -494,7 +492,7 @@ def test_a_size_at_which_an_epoch_has_no_batch_is_of_that_size_once_another_was_
     assert "ended without an optimizer step" in observation.reason
 
 
-def test_a_training_that_never_updates_is_refused_as_one_without_an_observed_step(run_of):
+def test_a_training_that_never_updates_is_one_without_observed_step(run_of):
     assert "no step observed" in refused(run_of(training("--frozen"))).message
 
 
@@ -531,7 +529,7 @@ def test_a_command_that_is_not_found_is_refused_with_its_name(run_of):
     assert "no-such-trainer" in error.message
 
 
-def test_a_command_that_ends_before_it_imports_torch_is_refused_with_its_status_and_its_own_words(run_of):
+def test_an_end_before_torch_is_refused_with_its_status_and_words(run_of):
     script = "import sys; print('no data here'); sys.exit(3)"
 
     error = refused(run_of(Command(argv=(sys.executable, "-c", script))))
@@ -540,7 +538,7 @@ def test_a_command_that_ends_before_it_imports_torch_is_refused_with_its_status_
     assert "no data here" in error.traceback_text
 
 
-def test_a_python_that_ignores_the_environment_is_ended_and_refused_with_the_command_that_helps(run_of, monkeypatch):
+def test_a_python_that_ignores_the_environment_is_refused_with_advice(run_of, monkeypatch):
     monkeypatch.setattr(watch, "UNOBSERVED_S", 2.0)
     argv = (sys.executable, "-I", str(TRAIN), "--micro-batch-size", "{micro_batch_size}")
 
@@ -626,7 +624,7 @@ def test_one_start_serves_several_sizes_which_are_verified_on_every_rank(run_of,
 
 
 @pytest.mark.parametrize("sizes_per_start", [1, 3])
-def test_a_command_that_divides_its_batch_among_its_ranks_is_told_to_take_the_global_one(run_of, sizes_per_start):
+def test_a_command_that_divides_its_batch_is_told_to_give_the_global_one(run_of, sizes_per_start):
     runner = run_of(training("--divide", ranks=2), sizes_per_start=sizes_per_start, candidates=(4, 8, 32, 64))
 
     with pytest.raises(UserProgramError, match="the command divides it by its 2 ranks") as raised:
@@ -636,7 +634,7 @@ def test_a_command_that_divides_its_batch_among_its_ranks_is_told_to_take_the_gl
     assert raised.value.hint == "write {global_batch_size} in place of {micro_batch_size}"
 
 
-def test_the_ranks_of_a_further_size_are_told_its_last_step_beforehand_and_none_is_named_later(run_of, tmp_path):
+def test_ranks_of_a_further_size_know_its_last_step_beforehand(run_of, tmp_path):
     runner = run_of(training(ranks=2), sizes_per_start=3, candidates=(2, 4, 8))
 
     for number, size in enumerate((4, 8, 2)):
@@ -660,7 +658,7 @@ def test_a_start_of_long_steps_ends_after_as_few_as_are_timed(run_of, tmp_path):
     assert len(steps) <= WARMUP_STEPS + MIN_TIMED_STEPS + 1
 
 
-def test_a_start_serves_no_more_sizes_than_it_may_and_no_larger_ones_than_its_own(run_of, tmp_path):
+def test_a_start_serves_only_so_many_sizes_and_none_above_its_own(run_of, tmp_path):
     runner = run_of(training(), sizes_per_start=2, candidates=(2, 4, 8))
 
     for number, size in enumerate((4, 2, 8, 16)):
@@ -671,7 +669,7 @@ def test_a_start_serves_no_more_sizes_than_it_may_and_no_larger_ones_than_its_ow
 
 
 @pytest.mark.parametrize("how", ["thread", "buffer", "copy", "crops", "function", "workers"])
-def test_batches_that_were_read_ahead_at_the_size_before_are_not_timed_as_the_new_one(run_of, how):
+def test_batches_read_ahead_at_the_size_before_are_not_timed(run_of, how):
     words = ("--micro-batch-size", "{micro_batch_size}", "--out", "{output_dir}", "--how", how)
     command = Command(argv=(sys.executable, str(READS_AHEAD), *words), env={"OMP_NUM_THREADS": "1"})
     runner = run_of(command, sizes_per_start=8, candidates=(2, 4, 32))
@@ -697,7 +695,7 @@ def test_a_verification_ends_the_start_that_waits_and_has_one_of_its_own(run_of,
     assert starts(tmp_path / "run") == ["000_size_4", "001_size_8"]
 
 
-def test_a_command_whose_batches_cannot_be_cut_starts_for_each_size_once_that_is_seen(run_of, tmp_path):
+def test_a_command_whose_batches_cannot_be_cut_starts_for_each_size(run_of, tmp_path):
     runner = run_of(training("--batched-dataset"), sizes_per_start=8, candidates=(4, 8, 16))
 
     observations = [runner(search_probe_of(size, number=number)) for number, size in enumerate((4, 16))]
@@ -708,7 +706,7 @@ def test_a_command_whose_batches_cannot_be_cut_starts_for_each_size_once_that_is
     assert starts(tmp_path / "run") == ["000_size_4", "000_size_4_2", "001_size_16"]
 
 
-def test_a_program_that_takes_one_size_alone_starts_for_each_size_once_that_is_seen(run_of):
+def test_a_program_that_takes_one_size_alone_starts_for_each_size(run_of):
     runner = run_of(training("--static"), sizes_per_start=8, candidates=(4, 8, 16))
 
     first, second, third = [runner(search_probe_of(size, number=number)) for number, size in enumerate((4, 16, 8))]
@@ -720,7 +718,7 @@ def test_a_program_that_takes_one_size_alone_starts_for_each_size_once_that_is_s
 
 
 @pytest.mark.on_device
-def test_a_size_that_runs_out_of_memory_does_so_in_a_start_of_its_own_and_the_next_sizes_share_one(run_of, tmp_path):
+def test_a_size_out_of_memory_has_its_own_start_and_the_next_share_one(run_of, tmp_path):
     runner = run_of(training("--largest", "8"), sizes_per_start=8, candidates=(2, 4, 8, 16))
 
     small, large, after, last = [runner(search_probe_of(s, number=n)) for n, s in enumerate((4, 16, 8, 2))]
@@ -733,7 +731,7 @@ def test_a_size_that_runs_out_of_memory_does_so_in_a_start_of_its_own_and_the_ne
     assert runner.shares_starts
 
 
-def test_a_training_that_ends_after_some_sizes_is_started_again_for_the_next(run_of, tmp_path):
+def test_a_training_that_ends_after_some_sizes_starts_again(run_of, tmp_path):
     runner = run_of(training("--steps", "400"), sizes_per_start=8, candidates=(4, 8))
 
     observations = []
@@ -746,7 +744,7 @@ def test_a_training_that_ends_after_some_sizes_is_started_again_for_the_next(run
     assert runner.shares_starts and len(starts(tmp_path / "run")) == 2
 
 
-def test_an_interrupt_while_a_start_serves_its_second_size_ends_all_of_its_ranks(run_of, tmp_path):
+def test_an_interrupt_in_the_second_size_of_a_start_ends_all_ranks(run_of, tmp_path):
     def is_training() -> bool:
         return bool(list((tmp_path / "run").rglob("001_*/**/steps-*")))
 
@@ -785,7 +783,7 @@ def test_a_python_that_cannot_be_observed_is_refused_after_one_start(run_of, tmp
 
 
 @pytest.mark.on_device
-def test_an_exploration_shares_a_start_verifies_its_winner_in_another_and_leaves_nothing(tmp_path, monkeypatch):
+def test_an_exploration_shares_a_start_and_verifies_its_winner_in_another(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watch, "LEAST_TIMED_S", 0.2)
     overrides = [f"explore.command={json.dumps(list(training().argv))}", "explore.candidates=[2, 8]"]

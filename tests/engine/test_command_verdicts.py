@@ -112,7 +112,7 @@ def test_a_check_of_the_size_before_the_first_batch_is_of_that_size_alone(tmp_pa
         except RuntimeError as error: print("step failed:", error, flush=True); import os; os._exit(1)""",
     ],
 )
-def test_a_refusal_that_the_program_makes_something_else_of_is_out_of_memory(tmp_path, step):
+def test_a_refusal_that_the_program_disguises_is_out_of_memory(tmp_path, step):
     observation = runner_of(program(tmp_path, step=step), tmp_path).run(search_probe_of(4), None)
 
     assert observation.outcome is Outcome.OUT_OF_MEMORY
@@ -159,7 +159,7 @@ if not os.path.exists({str(mark)!r}):
     assert mark.exists()
 
 
-def test_the_result_of_a_command_says_that_gradients_were_not_compared_and_what_the_model_has(tmp_path):
+def test_a_command_s_result_says_that_gradients_were_not_compared(tmp_path):
     layers = "[torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)]"
     events = explored(program(tmp_path, samples="800001", layers=layers), candidates=[8])
     result, measured = events[-1].result, [e.observation for e in events if isinstance(e, ProbeFinished)][-1]

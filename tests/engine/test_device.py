@@ -19,7 +19,7 @@ UUID = "1e6a2c1d-5a51-7a33-9d0c-6a1f0c6b2f1e"
 FACTS = {"device": "cuda:0", "device_name": H100, "uuid": UUID, "pci_bus_id": "00000000:1b:00.0"}
 
 
-def test_memory_that_did_not_come_back_is_told_once_and_not_waited_for_again(run_on):
+def test_memory_that_did_not_come_back_is_told_and_awaited_once(run_on):
     runner = run_on(imported_job())
     runner._free_memory_bytes = 60 * GIB
     runner._heard({"kind": "progress", "free_memory_bytes": 40 * GIB})

@@ -93,7 +93,7 @@ def test_the_kernel_is_built_and_run_by_a_worker():
     assert doctor._answer(CheckCompiler(device="cpu"), {}).values["is_right"]
 
 
-def test_a_device_that_torch_does_not_see_is_a_problem_that_says_what_it_sees():
+def test_a_device_that_torch_does_not_see_is_a_problem_with_those_it_sees():
     facts, check = doctor._device("cuda:77", {})
     assert (facts, check.status) == ({}, Status.PROBLEM)
     assert "sees" in check.message and "explore.device" in check.fix

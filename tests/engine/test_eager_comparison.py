@@ -24,7 +24,7 @@ def verification(micro_batch_size: int) -> Probe:
 
 
 @pytest.mark.on_device
-def test_eager_and_compiled_passes_are_timed_in_long_rounds_in_the_worker_that_ran_the_size_exactly(run_on):
+def test_eager_and_compiled_passes_are_timed_in_the_exact_size_s_worker(run_on):
     runner = run_on(imported_job())
     assert runner.compare_eager(micro_batch_size=4, tolerance=0.02) is None
     runner(verification(4))
@@ -66,7 +66,7 @@ def test_a_long_eager_pass_is_not_run_once_more_to_warm_up(run_on, tmp_path):
 
 
 @pytest.mark.on_device
-def test_what_the_compiler_makes_of_the_final_answer_is_kept_and_spares_the_next_start(run_on, monkeypatch):
+def test_compiled_code_of_the_answer_is_kept_and_spares_the_next_start(run_on, monkeypatch):
     runner = run_on(imported_job(backend="inductor"), keeps_artifacts=True)
     cold = runner(verification(4))
     kept = runner.settings.artifacts_dir(4)

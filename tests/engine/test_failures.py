@@ -26,7 +26,7 @@ def calls(tmp_path, monkeypatch):
     return tmp_path / "calls"
 
 
-def test_a_compiler_that_breaks_the_device_is_blamed_and_the_next_shared_program_is_tried(run_on, monkeypatch, calls):
+def test_a_compiler_that_breaks_the_device_is_blamed_and_left_for_the_next(run_on, monkeypatch, calls):
     monkeypatch.setenv("TIMES", "1")
 
     observation = run_on(job("on_a_device", "breaks_the_device"))(probe())
@@ -44,7 +44,7 @@ def test_a_program_that_only_its_compilation_breaks_is_not_the_users_bug(run_on,
     assert "illegal memory access" in observation.reason and "in a new process" in observation.reason
 
 
-def test_a_program_that_breaks_the_device_without_the_compiler_too_is_the_users_bug(run_on, monkeypatch, calls):
+def test_a_program_that_breaks_the_device_eagerly_too_is_the_users_bug(run_on, monkeypatch, calls):
     monkeypatch.setenv("TIMES", "100")
     monkeypatch.setenv("BROKEN", "1")
 
@@ -54,9 +54,7 @@ def test_a_program_that_breaks_the_device_without_the_compiler_too_is_the_users_
     assert "bugs.py" in observation.reason
 
 
-def test_a_compiler_that_lacks_memory_is_tried_in_another_mode_before_the_size_counts_as_too_big(
-    run_on, monkeypatch, calls
-):
+def test_a_compiler_that_lacks_memory_is_tried_in_another_mode_first(run_on, monkeypatch, calls):
     monkeypatch.setenv("TIMES", "1")
 
     observation = run_on(job("on_a_device", "lacks_memory"))(probe())
@@ -64,9 +62,7 @@ def test_a_compiler_that_lacks_memory_is_tried_in_another_mode_before_the_size_c
     assert observation.outcome is Outcome.MEASURED, observation.reason
 
 
-def test_where_the_compiler_lacks_memory_in_every_mode_the_size_is_too_big_and_the_first_mode_stays(
-    run_on, monkeypatch, calls
-):
+def test_a_compiler_that_lacks_memory_in_every_mode_makes_the_size_too_big(run_on, monkeypatch, calls):
     monkeypatch.setenv("TIMES", "100")
     runner = run_on(job("on_a_device", "lacks_memory"))
 

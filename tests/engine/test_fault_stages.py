@@ -112,7 +112,7 @@ def test_a_trace_that_hangs_dies_or_fails_is_a_reason_and_not_the_end(monkeypatc
 
 @pytest.mark.promise("a folder that is read-only", "one error that says where to write instead")
 @pytest.mark.skipif(os.getuid() == 0 and shutil.which("setpriv") is None, reason="needs setpriv to be anybody")
-def test_a_folder_that_is_read_only_is_one_error_that_says_where_to_write_instead(tmp_path):
+def test_a_read_only_folder_is_one_error_that_says_where_to_write(tmp_path):
     shutil.copy(JOBS / "programs.py", tmp_path)
     (tmp_path / "job.yaml").write_text(TINY)
     # The system's own user may write anywhere, unless that power is taken from it.

@@ -178,7 +178,7 @@ def in_new_process(body: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.promise("a training that takes more memory than its budget", "refused the memory before the host is full")
-def test_steps_cannot_take_more_than_the_budget_whatever_an_earlier_size_left():
+def test_steps_cannot_exceed_the_budget_whatever_an_earlier_size_left():
     done = in_new_process("""
         def eat():
             held = []
@@ -200,7 +200,7 @@ def test_steps_cannot_take_more_than_the_budget_whatever_an_earlier_size_left():
     assert all(150 <= mib <= 256 + 64 for mib in eaten)
 
 
-def test_a_heap_that_an_earlier_size_left_in_pieces_refuses_nothing_that_is_known_to_fit():
+def test_a_heap_left_in_pieces_refuses_nothing_that_is_known_to_fit():
     done = in_new_process("""
         limit = DataLimit(256 * MIB)
         with limit.around_steps(0):
@@ -226,7 +226,7 @@ def test_a_heap_that_an_earlier_size_left_in_pieces_refuses_nothing_that_is_know
     assert done.stdout == "fits\nrefused\nrefused\n", done.stderr
 
 
-def test_what_a_step_holds_when_the_compiler_begins_still_counts_when_it_ends():
+def test_what_a_step_holds_before_the_compiler_counts_after_it_too():
     done = in_new_process("""
         limit = DataLimit(256 * MIB)
         with limit.around_steps(0):
@@ -244,7 +244,7 @@ def test_what_a_step_holds_when_the_compiler_begins_still_counts_when_it_ends():
 
 
 @pytest.mark.promise("memory taken by children and in shared memory", "counted and ended at the budget")
-def test_the_watch_sees_shared_memory_and_children_which_no_process_limit_counts():
+def test_the_watch_sees_shared_memory_and_children():
     def hold() -> None:
         area = mmap.mmap(-1, 128 * MIB)
         area[:] = b"x" * len(area)
@@ -266,7 +266,7 @@ def test_the_watch_sees_shared_memory_and_children_which_no_process_limit_counts
         os.waitpid(pid, 0)
 
 
-def test_a_child_that_shares_its_parents_pages_costs_nothing_until_it_writes():
+def test_a_child_that_shares_pages_costs_nothing_until_it_writes():
     held = bytearray(b"x") * (256 * MIB)
 
     def idle() -> None:
@@ -291,7 +291,7 @@ def test_a_child_that_shares_its_parents_pages_costs_nothing_until_it_writes():
             os.waitpid(pid, 0)
 
 
-def test_the_run_of_the_winner_is_several_steps_long_before_anything_is_timed(run_on, monkeypatch, tmp_path):
+def test_the_winner_runs_several_steps_before_anything_is_timed(run_on, monkeypatch, tmp_path):
     monkeypatch.setenv("COUNT", str(tmp_path / "count"))
     runner = run_on(eager("counted"))
     untimed = []
@@ -321,7 +321,7 @@ def probe(size: int, **fields) -> Probe:
 
 
 @pytest.mark.promise("a worker leaves processes behind", "all are ended before the next one starts")
-def test_everything_that_a_worker_left_behind_is_gone_and_the_next_one_starts_at_once(run_on, monkeypatch):
+def test_what_a_worker_left_behind_is_gone_and_the_next_starts_at_once(run_on, monkeypatch):
     monkeypatch.setenv("BUG", "leaves_children")
     runner = run_on(eager("misbehaves"))
     runner.start()
@@ -356,7 +356,7 @@ def test_what_a_worker_started_ends_with_an_explorer_that_is_killed(tmp_path):
 
 @pytest.mark.promise("a worker floods its output, or closes its pipe", "harms only its own probe")
 @pytest.mark.parametrize(("bug", "outcome"), [("flood", Outcome.MEASURED), ("close_pipe", Outcome.CRASHED)])
-def test_a_worker_that_floods_its_output_or_closes_its_pipe_harms_only_itself(run_on, monkeypatch, bug, outcome):
+def test_a_worker_that_floods_or_closes_its_pipe_harms_only_itself(run_on, monkeypatch, bug, outcome):
     monkeypatch.setenv("BUG", bug)
     runner = run_on(eager("misbehaves"))
 

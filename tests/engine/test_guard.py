@@ -34,7 +34,7 @@ def test_live_workers_are_interleaved_without_compiling_again(run_on):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot place threads")
-def test_workers_that_are_compared_run_a_round_on_the_same_processors_and_the_next_on_others(run_on):
+def test_compared_workers_run_each_round_on_the_same_processors(run_on):
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
         pytest.skip("one processor")

@@ -46,7 +46,7 @@ def test_the_engine_times_sizes_interleaved_in_one_worker(run_on):
 
 
 @pytest.mark.on_device
-def test_a_size_that_fails_takes_no_round_and_the_probes_own_is_measured_alone(run_on):
+def test_a_size_that_fails_takes_no_round_and_the_other_runs_alone(run_on):
     runner = run_on(odd_only())
     runner(probe(0, 3))
 

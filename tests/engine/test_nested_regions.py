@@ -39,5 +39,5 @@ def num_traced_schemas(num_blocks: int) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def test_what_a_region_writes_to_is_found_out_once_however_many_blocks_there_are():
+def test_what_a_region_writes_to_is_found_once_for_all_blocks():
     assert num_traced_schemas(9) == num_traced_schemas(3) > 0

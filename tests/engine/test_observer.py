@@ -318,7 +318,7 @@ def test_every_step_is_counted_once_from_the_first_on(record_of, name):
 
 
 @pytest.mark.parametrize(("seconds", "place"), [("1.2", "forward"), ("3", "backward"), ("20", "update")])
-def test_a_slow_training_learns_its_last_step_whatever_it_does_without_gradients(record_of, seconds, place):
+def test_a_slow_training_learns_its_last_step_beside_evaluations(record_of, seconds, place):
     record = record_of(SLOW_STEPS, max_steps=10**6, told_step=9, words=(seconds, place, *PARTS))
 
     assert (record["outcome"], len(record["steps"])) == ("observed", 9)
@@ -334,22 +334,20 @@ def test_a_slow_training_with_a_part_that_many_have_learns_its_last_step(record_
 @pytest.mark.parametrize(
     ("what", "lives"), [("torch.randn(256, 256) @ torch.randn(256, 256)", True), ("time.sleep(0.5)", False)]
 )
-def test_a_process_that_works_between_two_steps_gives_signs_of_life_and_one_that_sleeps_none(
-    record_of, tmp_path, what, lives
-):
+def test_a_process_that_works_gives_signs_of_life_and_one_asleep_none(record_of, tmp_path, what, lives):
     record_of(SIGNS.format(what=what), max_steps=100)
 
     *_, signs = next((tmp_path / "probe" / "reports").glob("steps-*")).read_text().split()
     assert (int(signs) > 0) == lives
 
 
-def test_the_seconds_of_a_checkpoint_are_not_of_the_step_in_which_it_is_written(record_of):
+def test_the_seconds_of_a_checkpoint_are_not_of_its_step(record_of):
     seconds = [step["evaluation_s"] for step in record_of(SAVING)["steps"]]
 
     assert [second > 0.9 for second in seconds] == [False] * 5 + [True] + [False] * 2
 
 
-def test_a_compiled_step_has_the_graphs_and_breaks_that_it_has_without_the_observer(record_of):
+def test_the_observer_changes_no_graphs_and_breaks_of_a_compiled_step(record_of):
     script = TRAINING.format(optimizer="torch.optim.SGD(model.parameters(), lr=0.1)", step="step()")
     compiled = "@torch.compile(backend='eager')\ndef step():\n    backward()\n    optimizer.step()\nfor _"
     script = script.replace("for _", compiled, 1)
@@ -372,7 +370,7 @@ def test_the_python_path_of_the_commands_own_environment_stays(record_of, tmp_pa
     assert len(record_of(script, {"PYTHONPATH": str(tmp_path)})["steps"]) == 8
 
 
-def test_trackers_are_off_where_a_launcher_has_carried_the_python_path_alone(tmp_path):
+def test_trackers_are_off_where_only_the_python_path_was_carried(tmp_path):
     folder = ProbeFolder(path=tmp_path / "probe")
     command = Command(argv=("train",), env={"COMET_MODE": "offline"})
     values = command.values(micro_batch_size=4, accumulation=1, num_replicas=1, folder=folder.path)
@@ -419,7 +417,7 @@ print("trained")
 
 
 @pytest.mark.parametrize("clear", ["parameter.grad = None", "parameter.grad.zero_()"])
-def test_an_update_of_the_users_own_that_writes_the_data_of_parameters_is_seen(record_of, clear):
+def test_an_update_that_writes_the_data_of_parameters_is_seen(record_of, clear):
     steps = record_of(OWN_OPTIMIZER.format(clear=clear))["steps"]
 
     assert [step["num_passes"] for step in steps] == [2] * 8
@@ -432,18 +430,18 @@ def test_updates_with_gradients_that_no_backward_pass_gave_are_steps(record_of):
     assert record["outcome"] == "observed"
 
 
-def test_the_samples_of_an_epoch_are_those_of_a_loader_whose_batches_never_end(record_of):
+def test_samples_of_an_epoch_are_those_of_a_loader_that_never_ends(record_of):
     assert record_of(GRADIENTS_BY_HAND)["num_samples"] == 40
 
 
-def test_of_a_model_whose_parts_alone_are_called_the_parts_show_how_many_samples_arrive(record_of):
+def test_parts_of_a_model_that_alone_are_called_show_the_samples(record_of):
     record = record_of(PARTS_OF_A_MODEL)
 
     assert {rows for rows, _ in record["forward_rows"]} == {4}
 
 
 @pytest.mark.parametrize("context", ["torch.no_grad()", "torch.inference_mode()", "torch.enable_grad()"])
-def test_the_batches_of_an_evaluation_are_not_of_the_training_and_its_seconds_not_of_its_steps(record_of, context):
+def test_batches_and_seconds_of_an_evaluation_are_not_the_training_s(record_of, context):
     record = record_of(WITH_EVALUATION.format(context=context))
 
     assert record["rows"].keys() == {"4"}
@@ -454,21 +452,21 @@ def test_the_batches_of_an_evaluation_are_not_of_the_training_and_its_seconds_no
 
 
 @pytest.mark.parametrize("context", ["torch.no_grad()", "torch.inference_mode()"])
-def test_an_evaluation_as_often_as_the_training_reads_is_told_by_gradients_that_are_off_in_it(record_of, context):
+def test_an_evaluation_as_frequent_as_steps_is_known_by_gradients_off(record_of, context):
     record = record_of(READING_AHEAD.format(context=context))
 
     assert record["rows"].keys() == {"4"}
     assert [step["num_fetches"] for step in record["steps"]] == [2, 0] * 4
 
 
-def test_each_of_the_data_sets_that_are_made_anew_for_an_epoch_is_the_trainings(record_of):
+def test_each_data_set_that_is_made_for_an_epoch_is_the_training_s(record_of):
     record = record_of(STREAMS, max_steps=12)
 
     assert record["rows"].keys() == {"4"}
     assert [step["num_fetches"] for step in record["steps"]] == [1] * 12
 
 
-def test_an_evaluation_without_a_loader_is_gradients_off_for_longer_than_a_step(record_of):
+def test_without_a_loader_gradients_off_for_long_are_an_evaluation(record_of):
     steps = record_of(WITHOUT_LOADER)["steps"]
 
     assert [step["evaluation_s"] > 0.4 for step in steps] == [False, False, False, True, False, False, True, False]
@@ -482,7 +480,7 @@ def test_a_data_set_that_is_seldom_trained_with_is_no_evaluation(record_of):
     assert [step["evaluation_s"] for step in record_of(MIXTURE)["steps"]] == [0.0] * 8
 
 
-def test_without_a_loader_the_calls_of_the_model_show_the_samples_of_each_step_where_they_differ(record_of):
+def test_without_a_loader_calls_of_the_model_show_each_step_s_samples(record_of):
     script = TRAINING.format(
         optimizer="torch.optim.SGD(model.parameters(), lr=0.1)", step="backward(); optimizer.step()"
     )

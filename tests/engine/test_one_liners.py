@@ -61,7 +61,7 @@ def test_a_rank_of_a_launcher_is_refused_with_the_command_that_explores_it(tmp_p
     assert "bexplore explore --env BEXPLORE_MICRO_BATCH_SIZE={micro_batch_size} --writes-are-fine -- " in done.stderr
 
 
-def test_the_callback_sets_the_size_and_the_accumulation_of_the_global_batch(tmp_path):
+def test_the_callback_sets_size_and_accumulation_of_the_global_batch(tmp_path):
     pytest.importorskip("lightning")
     done = run("with_callback.py", tmp_path)
     size = size_found(tmp_path)

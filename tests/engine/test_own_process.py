@@ -14,7 +14,7 @@ from tests.builders import JOBS, imported_job
 PATHS = {"model": "programs:perceptron", "batch": "programs:samples", "loss": "programs:cross_entropy"}
 
 
-def test_the_answer_of_an_eager_job_on_a_cpu_is_verified_in_a_process_that_ran_no_other_size(tmp_path):
+def test_an_eager_answer_on_a_cpu_is_verified_in_a_process_of_its_own(tmp_path):
     config = {
         "train_input": {"batch_size": 16, "micro_batch_size": {"explore": {"min": 1, "max": 4}}},
         "optimizer": {"optimizer_type": "AdamW", "learning_rate": 0.001},
@@ -42,7 +42,7 @@ def test_the_answer_of_an_eager_job_on_a_cpu_is_verified_in_a_process_that_ran_n
     assert result.program.exact_over_shared is not None
 
 
-def test_a_job_without_a_compiler_runs_eagerly_whatever_it_shares_and_however_it_ends(run_on):
+def test_a_job_without_compiler_runs_eagerly_however_it_ends(run_on):
     runner = run_on(imported_job("shape_error", compile=CompileSettings(enabled=False)))
 
     observation = runner(Probe(number=0, micro_batch_size=4, compilation=Compilation.SHARED))

@@ -78,7 +78,7 @@ def test_one_shared_compilation_serves_every_size_in_one_worker(run_on):
     assert observations[0].details["shared_mode"] == mode
 
 
-def test_a_constant_of_the_size_of_the_batch_does_not_keep_it_from_one_compilation(run_on):
+def test_a_constant_of_the_batch_s_size_still_allows_one_compilation(run_on):
     runner = run_on(imported_job("masked", backend="inductor"))
 
     observations = [runner(probe(size)) for size in (4, 1)]
@@ -115,7 +115,7 @@ def test_batch_statistics_do_not_keep_a_program_from_one_compilation(run_on, mod
 
 
 @pytest.mark.on_device
-def test_batch_statistics_of_one_value_fail_as_they_do_without_the_compiler(run_on):
+def test_batch_statistics_of_one_value_fail_as_they_do_eagerly(run_on):
     runner = run_on(imported_job("normalized"))
 
     assert runner(probe(4)).outcome is Outcome.MEASURED
@@ -132,12 +132,12 @@ def test_an_exact_probe_gets_a_worker_and_a_program_of_its_own(shared_and_exact)
     assert [o.num_graphs for o in (shared, exact, other)] == [1, 1, 1]
 
 
-def test_the_shared_program_waits_aside_while_an_exact_one_runs_and_is_not_compiled_again(shared_and_exact):
+def test_the_shared_program_waits_aside_and_is_not_compiled_again(shared_and_exact):
     assert [o.worker for o in shared_and_exact[:3]] == [0, 1, 0]
     assert [o.num_graphs for o in shared_and_exact[:3]] == [1, 1, 0]
 
 
-def test_a_shared_program_that_has_no_room_beside_the_next_worker_is_given_up(run_on):
+def test_a_shared_program_without_room_beside_the_next_is_given_up(run_on):
     runner = run_on(imported_job(), budget_bytes=2**50)
 
     observations = [runner(probe(4)), runner(probe(4, compilation=Compilation.EXACT)), runner(probe(6))]
@@ -159,7 +159,7 @@ def test_what_is_compiled_ahead_of_the_first_probe_is_charged_to_it(run_on):
     assert first.elapsed_s > first.compile_time_s
 
 
-def test_a_failure_ahead_of_the_first_probe_is_its_answer_and_is_not_run_again(run_on):
+def test_a_failure_ahead_of_the_first_probe_is_its_answer(run_on):
     runner = run_on(imported_job("shape_error"))
     runner.prepare(probe(4))
 
@@ -190,7 +190,7 @@ def test_what_was_begun_for_another_question_is_given_up(run_on):
     assert runner(probe(4)).worker > 0
 
 
-def test_nothing_is_begun_while_another_explorer_has_the_device_and_the_lock_is_given_back(run_on):
+def test_nothing_begins_while_another_explorer_has_the_device(run_on):
     first, second = run_on(imported_job()), run_on(imported_job())
     begin(first._workers, first.settings, probe(4))
     begin(second._workers, second.settings, probe(4))
@@ -202,7 +202,7 @@ def test_nothing_is_begun_while_another_explorer_has_the_device_and_the_lock_is_
     assert second.worker_pid is not None
 
 
-def test_what_is_wrong_with_the_job_is_told_before_it_waits_for_another_exploration(run_on):
+def test_what_is_wrong_with_the_job_is_told_before_it_waits_for_others(run_on):
     heard = []
     job = imported_job("perceptrom")
     holder = LockHolder(folder="runs/of_another")
@@ -250,7 +250,7 @@ def test_a_function_that_is_left_to_python_is_a_graph_break_too(run_on):
 
 
 @pytest.mark.on_device
-def test_the_peak_holds_weights_two_gradients_optimizer_states_and_activations(run_on):
+def test_the_peak_has_weights_two_gradients_states_and_activations(run_on):
     width = 512
     job = Job(
         workload="decoder",
@@ -300,7 +300,7 @@ def test_what_exceeds_the_budget_is_out_of_memory_and_the_next_probe_runs(refuse
 
 
 @pytest.mark.on_device
-def test_a_size_that_is_refused_memory_costs_no_worker_once_another_has_run(refused_and_fitting):
+def test_a_size_refused_memory_costs_no_worker_once_another_ran(refused_and_fitting):
     _, small, too_big, larger = refused_and_fitting
 
     assert [o.outcome for o in (small, too_big, larger)] == [Outcome.MEASURED, Outcome.OUT_OF_MEMORY, Outcome.MEASURED]
@@ -352,7 +352,7 @@ def test_a_size_whose_peak_is_over_the_budget_costs_no_worker_either(run_on):
     assert {o.worker for o in observations} == {0}
 
 
-def test_a_refusal_at_a_size_below_one_that_ran_is_the_processs_own_and_ends_it(run_on):
+def test_a_refusal_below_a_size_that_ran_ends_the_process(run_on):
     runner = run_on(imported_job("greedy"), budget_bytes=512 * MIB, largest_measured=128)
     runner(probe(1))
 
@@ -361,7 +361,7 @@ def test_a_refusal_at_a_size_below_one_that_ran_is_the_processs_own_and_ends_it(
 
 
 @pytest.mark.on_device
-def test_weights_that_are_refused_memory_while_the_job_is_built_are_out_of_memory(run_on):
+def test_weights_that_are_refused_while_it_is_built_are_out_of_memory(run_on):
     observation = run_on(imported_job("colossus"), budget_bytes=512 * MIB)(probe(1))
 
     assert observation.outcome is Outcome.OUT_OF_MEMORY, observation.reason
@@ -378,14 +378,14 @@ def test_a_worker_that_keeps_what_a_refused_step_took_is_ended(run_on):
     assert [o.worker for o in outcomes] == [0, 0, 1]
 
 
-def test_a_peak_over_the_budget_is_out_of_memory_even_if_the_host_had_the_memory(run_on):
+def test_a_peak_over_the_budget_is_out_of_memory_whatever_the_host_has(run_on):
     observation = run_on(imported_job("greedy"), budget_bytes=150 * MIB)(probe(3))
 
     assert observation.outcome is Outcome.OUT_OF_MEMORY
 
 
 @pytest.mark.on_device
-def test_a_bug_of_the_users_is_a_crash_with_its_own_place_and_never_out_of_memory(run_on):
+def test_a_bug_of_the_user_is_a_crash_with_its_place_never_out_of_memory(run_on):
     observation = run_on(imported_job("shape_error"))(probe(4))
 
     assert observation.outcome is Outcome.CRASHED
@@ -428,7 +428,7 @@ def test_a_compiler_that_is_not_there_is_compile_failed(run_on):
 
 @pytest.mark.on_device
 @pytest.mark.promise("a program that exits, aborts, or is killed by a signal", "an outcome; the next worker starts")
-def test_a_worker_that_dies_is_a_crash_however_it_ends_and_the_next_worker_starts(run_on, monkeypatch):
+def test_a_worker_that_dies_is_a_crash_and_the_next_worker_starts(run_on, monkeypatch):
     runner = run_on(imported_job("ends"))
     reasons = {"exit": "status 7", "SIGKILL": "SIGKILL", "SIGSEGV": "SIGSEGV", "SIGABRT": "SIGABRT"}
 
@@ -503,7 +503,7 @@ def test_a_device_that_is_not_there_is_the_users_input(tmp_path):
 
 
 @pytest.mark.on_device
-def test_passing_the_recompile_limit_is_loud_and_never_reported_as_compiled(run_on):
+def test_passing_the_recompile_limit_is_never_reported_as_compiled(run_on):
     runner = run_on(imported_job("recompiles"))
 
     observation = runner(Probe(number=0, micro_batch_size=4, max_passes=30, compilation=Compilation.EXACT))
@@ -524,7 +524,7 @@ def test_a_pass_in_which_the_compiler_ran_is_run_again_and_is_no_timing(run_on):
     assert any("run again" in warning for warning in observation.warnings)
 
 
-def test_a_program_that_is_compiled_in_each_pass_is_not_timed_and_the_reason_is_told(run_on):
+def test_a_program_compiled_in_each_pass_is_not_timed_and_says_why(run_on):
     observation = run_on(imported_job("compiles_in_each_pass"))(probe(4))
 
     assert observation.outcome is Outcome.COMPILE_FAILED

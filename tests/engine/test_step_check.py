@@ -16,7 +16,7 @@ def test_the_engine_refuses_a_step_without_gradients_at_the_first_probe(run_on):
         run_on(step_job("NoBackward"))(Probe(number=0, micro_batch_size=1))
 
 
-def test_the_engine_refuses_a_step_that_ignores_its_batch_once_enough_samples_are_there(run_on):
+def test_a_step_that_ignores_its_batch_is_refused_with_enough_samples(run_on):
     runner = run_on(step_job("IgnoresItsBatch"))
 
     assert runner(Probe(number=0, micro_batch_size=1)).outcome is Outcome.MEASURED
@@ -38,7 +38,7 @@ def test_an_evaluation_has_nothing_to_train(run_on):
 
 
 @pytest.mark.on_device
-def test_a_size_whose_batch_has_another_number_of_samples_is_a_failure_of_that_size_alone(run_on):
+def test_a_batch_of_another_size_fails_that_size_alone(run_on):
     runner = run_on(imported_job(batch="at_most_fifty"))
 
     assert runner(Probe(number=0, micro_batch_size=50)).outcome is Outcome.MEASURED

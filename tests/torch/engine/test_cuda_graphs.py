@@ -39,7 +39,7 @@ def test_gradients_of_a_program_in_cuda_graphs_are_summed_over_passes():
     assert not layer.weight.grad.any()
 
 
-def test_a_size_is_measured_with_gradients_outside_of_the_memory_of_cuda_graphs(monkeypatch):
+def test_a_size_is_measured_with_gradients_outside_of_cuda_graphs(monkeypatch):
     monkeypatch.setattr(CompileSettings, "uses_cuda_graphs", lambda self, device: True)
     session = Session(
         RunProbe(

@@ -90,7 +90,7 @@ def test_a_trace_on_a_device_that_is_here_leaves_its_memory_to_others(cuda, monk
     assert bounds == [(torch.device("cuda:1"), 256 * 2**20)]
 
 
-def test_a_device_that_is_not_there_is_the_users_input_with_what_torch_sees(cuda):
+def test_an_absent_device_is_the_users_input_with_what_torch_sees(cuda):
     for name in ("cuda:77", "gpu", "meta", "mps"):
         with pytest.raises(UserInputError, match=rf"'{name}' cannot be used: torch sees cuda:0 \({H100}\), cuda:1"):
             resolve_device(name)
@@ -111,7 +111,7 @@ def test_facts_hold_what_others_ask_about_the_device(cuda):
     assert (facts["free_memory_bytes"], facts["total_memory_bytes"], facts["capability"]) == (60 * GIB, 80 * GIB, "9.0")
 
 
-def test_a_worker_makes_the_jobs_device_the_current_one_before_anything_else(cuda, monkeypatch):
+def test_a_worker_first_makes_the_jobs_device_the_current_one(cuda, monkeypatch):
     seen = []
     monkeypatch.setattr(worker_device, "bound_memory", lambda *arguments: None)
     monkeypatch.setattr("bexplore.trace.tracer.trace_job", lambda job, why_cpu: seen.append(cuda.current))
@@ -216,7 +216,7 @@ def test_on_the_cpu_the_trace_does_not_wait_for_the_worker(config_on, monkeypatc
     assert explored._traced_device(workers, SimpleNamespace(directory=None))[1]["waited"]
 
 
-def test_one_trace_is_for_the_device_that_a_worker_finds_wherever_the_driver_hides(config_on, monkeypatch, tmp_path):
+def test_a_trace_is_for_the_device_that_a_worker_finds(config_on, monkeypatch, tmp_path):
     seen = {}
     free = {"free_memory_bytes": 60 * GIB, "total_memory_bytes": 80 * GIB}
     monkeypatch.setattr(trace_module, "torch_is_for_cpu", lambda: False)

@@ -24,7 +24,7 @@ class StepsOfOneSpeed:
 
 
 @pytest.mark.parametrize("num_lengths", [1, 4])
-def test_pairs_of_passes_over_several_lengths_spend_their_budget_once_not_once_for_each_length(num_lengths):
+def test_pairs_over_several_lengths_spend_their_budget_once(num_lengths):
     steps = StepsOfOneSpeed()
     batch = BatchMix(tuple(range(num_lengths)), (1 / num_lengths,) * num_lengths)
     request = CompareEager(micro_batch_size=1, budget_s=4.0, tolerance=0.001)

@@ -27,7 +27,7 @@ class CompilerError(RuntimeError):
         self.inner_exception = inner
 
 
-def test_types_count_whatever_they_say_and_texts_only_in_errors_of_the_run_time():
+def test_types_count_whatever_they_say_texts_only_in_runtime_errors():
     assert classify_exception(torch.OutOfMemoryError("no")).outcome is MEMORY
     assert (classify_exception(MemoryError()).outcome, classify_exception(MemoryError()).is_clean) == (MEMORY, False)
     assert classify_exception(torch.AcceleratorError("CUDA error: invalid argument")).is_sticky
@@ -36,7 +36,7 @@ def test_types_count_whatever_they_say_and_texts_only_in_errors_of_the_run_time(
     assert not classify_exception(ValueError("device-side assert triggered")).is_sticky
 
 
-def test_a_compiler_that_lacks_memory_or_breaks_the_device_is_seen_through_its_own_exception():
+def test_lack_of_memory_is_seen_through_the_compiler_s_own_exception():
     memory = classify_exception(CompilerError(RuntimeError("CUDA out of memory. Tried to allocate 797.00 GiB.")))
     broken = classify_exception(CompilerError(RuntimeError("CUDA error: misaligned address")))
 

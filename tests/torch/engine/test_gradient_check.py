@@ -336,7 +336,7 @@ def test_the_result_is_made_of_json_values(make_workload):
     assert json.loads(json.dumps(record))["modules"] == ["model.norm (BatchNorm1d)"]
 
 
-def test_labels_that_number_the_samples_of_a_batch_are_told_where_parts_fail(tmp_path, monkeypatch):
+def test_labels_that_number_samples_are_told_where_parts_fail(tmp_path, monkeypatch):
     failed = Failed(outcome=Outcome.CRASHED, reason="IndexError: Target 1", details={"exception_type": "IndexError"})
     runner = EngineRunner(RunnerSettings(job=imported_job(), run_dir=tmp_path))
     monkeypatch.setattr(runner, "_ask", lambda request, **limits: failed)

@@ -62,7 +62,7 @@ def test_a_pass_is_one_of_each_typical_batch_and_its_time_their_mean(monkeypatch
     assert seconds == pytest.approx(sum(one.share * one.length for one in typical))
 
 
-def test_batches_of_a_number_of_tokens_count_for_the_samples_that_they_have(monkeypatch):
+def test_batches_of_so_many_tokens_count_for_their_samples(monkeypatch):
     lengths = dataclasses.replace(LENGTHS, collation=Collation.TOKENS)
     session = session_of(job_of(lengths))
     monkeypatch.setattr(session.steps, "_timed_passes", lambda batch, *_arguments, **_named: float(batch[0].size(0)))
@@ -81,7 +81,7 @@ def test_the_final_answer_is_timed_under_other_collations_too():
 
 
 @pytest.mark.parametrize(("dynamic", "one_for_all"), [(None, True), (False, False)])
-def test_one_program_serves_all_lengths_unless_the_training_compiles_statically(dynamic, one_for_all):
+def test_one_program_serves_all_lengths_unless_it_compiles_statically(dynamic, one_for_all):
     job = job_of(LENGTHS, compile=CompileSettings(backend="aot_eager", dynamic=dynamic))
     found = measured(session_of(job, Compilation.EXACT))
 

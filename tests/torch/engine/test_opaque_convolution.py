@@ -111,7 +111,7 @@ def layouts_chosen(dynamic: bool) -> list[bool]:
     return chosen
 
 
-def test_the_shared_program_has_the_layout_of_convolutions_that_the_exact_one_has(monkeypatch):
+def test_the_shared_program_has_the_exact_one_s_layout_of_convolutions(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(GraphLowering, "decide_layout_opt", GraphLowering.decide_layout_opt)  # put back after the test
     exact = layouts_chosen(dynamic=False)

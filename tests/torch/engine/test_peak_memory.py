@@ -39,13 +39,13 @@ class AbsentGpu:
         self.num_alloc_retries += 2
 
 
-def test_on_an_accelerator_a_step_has_a_peak_of_tensors_and_one_of_reserved_memory(monkeypatch):
+def test_an_accelerator_has_a_peak_of_tensors_and_one_of_reserved_memory(monkeypatch):
     gpu = AbsentGpu(monkeypatch)
     found = measure_peak(gpu.step, torch.device("cuda", 0), alive=())
     assert found == PeakMemory(allocated_bytes=3 * GIB, reserved_bytes=4 * GIB, num_alloc_retries=2)
 
 
-def test_what_was_held_for_a_step_is_what_the_allocator_reserved_and_not_the_process(monkeypatch):
+def test_memory_held_for_a_step_is_the_allocator_s_not_the_process_s(monkeypatch):
     gpu = AbsentGpu(monkeypatch)
     monkeypatch.setattr(MemoryStep, "_take", lambda *arguments: gpu.step() or ([], []))
     steps = SimpleNamespace(alive=lambda batch: (), attach=lambda gradients: None, bucket_bytes=0)
@@ -113,7 +113,7 @@ def test_the_end_of_a_block_of_before_counts_only_if_the_block_was_counted(event
     assert highest_sum(events, alive={500: 8}) == most
 
 
-def test_what_an_earlier_step_left_and_this_one_drops_takes_nothing_from_its_peak():
+def test_what_an_earlier_step_left_takes_nothing_from_the_peak():
     left = []
 
     def step() -> None:

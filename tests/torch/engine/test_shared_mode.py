@@ -111,7 +111,7 @@ def measured_gib(hint: int | None) -> tuple[float, float]:
     return max(padded_bytes) / 2**30, max(example_bytes) / 2**30
 
 
-def test_kernels_are_chosen_at_the_hinted_size_and_not_at_thousands_of_samples():
+def test_kernels_are_chosen_at_the_hinted_size_not_at_thousands():
     padded_gib, example_gib = measured_gib(hint=2)
     padded_without_gib, example_without_gib = measured_gib(hint=None)
 

@@ -123,7 +123,7 @@ def compiling_steps(cuda: FakeCuda, compiled_passes: Iterable[int]) -> tuple[Ste
     return steps, ran
 
 
-def test_a_pass_in_which_the_compiler_ran_is_repeated_and_its_seconds_are_left_out(cuda):
+def test_a_pass_in_which_the_compiler_ran_is_repeated_and_left_out(cuda):
     steps, ran = compiling_steps(cuda, compiled_passes={1, 2})
 
     assert [steps.timed_pass(4) for _ in range(3)] == pytest.approx([0.08] * 3)
@@ -151,7 +151,7 @@ def test_an_update_in_which_the_compiler_ran_is_no_timing():
     assert len(steps.timed_updates(3, 4)) == 2
 
 
-def test_short_passes_run_back_to_back_so_that_the_host_is_ahead_of_the_device(cuda):
+def test_short_passes_run_back_to_back_to_keep_the_host_ahead(cuda):
     steps = steps_on(cuda, "cuda", host_s=0.004, device_s=0.005)
 
     alone = run_pass(steps, 4)
@@ -222,7 +222,7 @@ def scaled() -> tuple[Steps, torch.optim.Optimizer, list[int]]:
     return steps_of(forward_backward, update, modules=[layer], optimizers=[optimizer]), optimizer, ran
 
 
-def test_updates_go_on_until_the_optimizer_has_its_states_where_a_scaler_skips_the_first():
+def test_updates_go_on_until_the_optimizer_has_its_states():
     steps, optimizer, ran = scaled()
 
     steps.forward_backward(4)

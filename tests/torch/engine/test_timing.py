@@ -58,7 +58,7 @@ def test_a_loss_is_that_of_the_probes_own_size():
     assert timed.loss == 8.0
 
 
-def test_long_passes_of_a_size_alone_that_have_just_run_are_rounds_of_it_and_suffice_where_they_agree():
+def test_long_passes_that_have_just_run_suffice_where_they_agree():
     steps = ScriptedSteps({8: 2.0})
     known = [RanPass(2.0, 0.0, 7.0), RanPass(2.0, 0.0, 7.0)]
 

@@ -60,7 +60,7 @@ def memory(monkeypatch):
     return available
 
 
-def test_a_probe_goes_to_the_runner_of_its_variant_and_its_observation_carries_the_settings(memory):
+def test_a_probe_goes_to_its_variant_s_runner_and_has_its_settings(memory):
     runners = runners_on("cpu")
     asked = probe(2)
 
@@ -72,7 +72,7 @@ def test_a_probe_goes_to_the_runner_of_its_variant_and_its_observation_carries_t
     assert observation.details == {"worker_says": 1, "settings": {"activation_memory_budget": 1 / 3}}
 
 
-def test_a_variant_that_is_not_compiled_runs_eagerly_whatever_the_search_compiles(memory):
+def test_a_variant_without_compiler_runs_eagerly(memory):
     eager = FakeRunner(Job(workload="decoder", compile=CompileSettings(enabled=False)))
     asked = probe(1, compilation=Compilation.EXACT)
 
@@ -82,7 +82,7 @@ def test_a_variant_that_is_not_compiled_runs_eagerly_whatever_the_search_compile
     assert observation.probe.compilation is Compilation.EXACT
 
 
-def test_on_a_cpu_the_workers_of_other_variants_live_on_while_memory_allows_it(memory):
+def test_on_a_cpu_workers_of_other_variants_live_on_within_memory(memory):
     runners = runners_on("cpu")
     runner = joint(runners)
     for variant in (0, 1, 2, 0):
@@ -91,7 +91,7 @@ def test_on_a_cpu_the_workers_of_other_variants_live_on_while_memory_allows_it(m
     assert [said for one in runners for said in one.said if isinstance(said, str)] == []
 
 
-def test_on_a_cpu_workers_end_where_a_probe_needs_their_memory_those_that_ran_longest_ago_first(memory, monkeypatch):
+def test_on_a_cpu_workers_that_ran_longest_ago_end_first_for_memory(memory, monkeypatch):
     runners = runners_on("cpu")
     runner = joint(runners)
     for variant in (1, 0, 2):
@@ -125,7 +125,7 @@ def test_on_an_accelerator_the_workers_of_other_variants_end_first(memory):
     assert runners[0].said == [probe(0), "rest"]
 
 
-def test_what_follows_the_search_has_the_runner_of_its_variant_and_the_memory_of_the_others(memory):
+def test_after_the_search_a_variant_has_the_memory_of_the_others(memory):
     runners = runners_on("cuda:0")
 
     assert joint(runners).alone(1) is runners[1]

@@ -61,13 +61,13 @@ def test_121_of_120_is_an_error(rule):
         split(240, 2, 121, rule)
 
 
-def test_a_batch_that_is_no_multiple_of_the_replicas_is_refused_with_both_neighbours():
+def test_a_batch_not_divisible_by_replicas_is_refused_with_neighbours():
     with pytest.raises(UserInputError, match="673 is not a multiple of the 2 replicas") as refused:
         divide_among_replicas(673, 2)
     assert "672 or 674" in refused.value.hint
 
 
-def test_a_micro_batch_that_does_not_divide_is_refused_with_both_neighbours():
+def test_a_micro_batch_that_does_not_divide_is_refused_with_neighbours():
     with pytest.raises(UserInputError, match="120 samples are not a multiple of micro_batch_size 50") as refused:
         split(240, 2, 50)
     assert "40 or 60" in refused.value.hint
@@ -94,7 +94,7 @@ def test_tokens_are_counted_where_the_sequence_length_is_known():
     assert unknown.num_tokens is None
 
 
-def test_the_message_on_the_users_batch_counts_steps_or_names_the_neighbours():
+def test_the_message_on_the_batch_counts_steps_or_names_neighbours():
     assert (
         near_value_message(512, 16, 4)
         == "batch_size 512 is valid with micro_batch_size 16 on 4 replicas: 8 accumulation steps"

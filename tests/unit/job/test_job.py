@@ -75,7 +75,7 @@ def test_own_callables_are_told_the_length_of_a_job_at_a_length():
     assert own.model["arguments"] == {"width": 8, "tokens": 1}
 
 
-def test_own_callables_without_arguments_are_told_the_length_by_its_usual_name():
+def test_own_callables_without_arguments_get_the_length_by_usual_name():
     own = job(workload="imported", model={"step": "m:a"})
     assert own.at_length(12).model["arguments"] == {"sequence_length": 12}
 

@@ -62,7 +62,7 @@ def test_the_source_is_no_part_of_the_distribution():
 
 
 @pytest.mark.parametrize("weights", [None, np.geomspace(1, 1e4, 5000)])
-def test_many_distinct_lengths_are_put_together_and_keep_their_mean_and_the_longest(weights):
+def test_many_lengths_are_put_together_and_keep_mean_and_longest(weights):
     samples = np.unique(np.geomspace(100, 100_000, 5000).astype(int))
     weights = None if weights is None else weights[: len(samples)]
     found = Lengths.from_samples(samples, weights)
@@ -79,7 +79,7 @@ def test_as_many_distinct_lengths_as_are_kept_stay_as_they_are():
     assert lengths(*range(1, MAX_DISTINCT + 1)).values == tuple(range(1, MAX_DISTINCT + 1))
 
 
-def test_a_quantile_is_the_shortest_length_that_so_many_samples_do_not_exceed():
+def test_a_quantile_is_the_length_that_so_many_samples_do_not_exceed():
     found = lengths(10, 20, 30, 40)
     assert [found.quantile(share) for share in (0, 0.25, 0.26, 0.5, 0.75, 0.76, 1)] == [10, 10, 20, 20, 30, 40, 40]
 
@@ -178,7 +178,7 @@ def test_a_batch_of_a_number_of_tokens_has_more_rows_of_shorter_samples():
 
 
 @pytest.mark.parametrize("size", [1, 4, 64])
-def test_batches_of_a_number_of_tokens_have_rows_for_all_samples_and_few_to_spare(size):
+def test_batches_of_so_many_tokens_have_rows_for_all_samples(size):
     found = collated(SKEWED, "tokens")
     rows = found.batch_lengths(size).tolist()
 
@@ -230,7 +230,7 @@ def test_the_samples_of_a_large_batch_are_distributed_as_all_are():
 @pytest.mark.parametrize("samples", [UNIFORM, SKEWED, TWO_HUMPS], ids=["uniform", "skewed", "two humps"])
 @pytest.mark.parametrize("collation", ["longest", "sorted", "buckets"])
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
-def test_the_mean_of_a_cubic_polynomial_over_typical_batches_is_that_over_all(samples, collation, size):
+def test_a_cubic_s_mean_over_typical_batches_is_that_over_all(samples, collation, size):
     found = collated(samples, collation)
     typical, rows = found.typical_batches(size), found.batch_lengths(size)
 
@@ -251,7 +251,7 @@ def test_small_sizes_have_four_typical_batches(samples, size):
     st.sampled_from(["longest", "max", "sorted", "buckets", "packed", "tokens"]),
     st.sampled_from([1, 3, 32, 5000]),
 )
-def test_typical_batches_are_few_that_occur_and_their_shares_are_those_of_all(samples, collation, size):
+def test_typical_batches_are_few_that_occur_with_the_shares_of_all(samples, collation, size):
     found = collated(lengths(*samples), collation)
     typical = found.typical_batches(size)
 
@@ -262,7 +262,7 @@ def test_typical_batches_are_few_that_occur_and_their_shares_are_those_of_all(sa
     assert {one.length for one in typical} <= set(found.batch_lengths(size).tolist())
 
 
-def test_no_typical_batch_stands_for_less_than_nothing_where_lengths_lie_far_apart():
+def test_no_typical_batch_has_a_negative_share_at_lengths_far_apart():
     apart = lengths(2, 3, 6, 9, 19, 1162, weights=[39, 1, 599, 334, 2, 25])
     typical = apart.typical_batches(1)
 
@@ -303,7 +303,7 @@ def test_a_larger_batch_pads_more():
     assert shares == sorted(set(shares))
 
 
-def test_the_padding_of_a_batch_is_what_its_longest_sample_leaves_of_the_others():
+def test_the_padding_of_a_batch_is_what_its_longest_sample_adds():
     # of two samples of 10 and 20 tokens a quarter of batches are 10 long: 17.5 on average, for 15 tokens of samples
     assert lengths(10, 20).padding_share(2) == pytest.approx(1 - 15 / 17.5, abs=0.005)
     assert collated(lengths(10, 20), "max").padding_share(1) == pytest.approx(0.25)
@@ -311,7 +311,7 @@ def test_the_padding_of_a_batch_is_what_its_longest_sample_leaves_of_the_others(
     assert lengths(10, multiple_of=16, collation=Collation.TOKENS).padding_share(1) == pytest.approx(6 / 16)
 
 
-def test_sorting_pads_less_than_the_order_of_the_samples_and_packing_the_least():
+def test_sorting_pads_less_than_the_samples_order_packing_least():
     longest, of_sorted, packed, maximum = (
         collated(SKEWED, word).padding_share(32) for word in ("longest", "sorted", "packed", "max")
     )

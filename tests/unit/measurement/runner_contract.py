@@ -49,7 +49,7 @@ class Subject:
 class RunnerContract:
     """The promises of `bexplore.measurement.probe`."""
 
-    def test_a_size_that_fits_is_measured_and_the_observation_has_its_own_probe(self, subject):
+    def test_a_size_that_fits_is_measured_with_its_own_probe(self, subject):
         probe = subject.probe(subject.fitting[1])
 
         observation = subject.runner(probe)
@@ -58,7 +58,7 @@ class RunnerContract:
         assert observation.probe == probe
         assert observation.is_measured
 
-    def test_times_are_positive_and_no_more_than_were_asked_for_and_repeats_of_disturbed_ones(self, subject):
+    def test_times_are_positive_and_as_many_as_were_asked_for_and_repeated(self, subject):
         for max_passes in (3, 5):
             observation = subject.run(subject.fitting[0], max_passes=max_passes)
 
@@ -66,7 +66,7 @@ class RunnerContract:
             assert all(0 < seconds < math.inf for seconds in observation.pass_times_s + observation.update_times_s)
             assert 0 < observation.samples_per_s < math.inf
 
-    def test_a_size_that_does_not_fit_is_an_outcome_with_its_reason_and_no_exception(self, subject):
+    def test_a_size_that_does_not_fit_is_an_outcome_with_its_reason(self, subject):
         probe = subject.probe(subject.too_large)
 
         observation = subject.runner(probe)
@@ -81,7 +81,7 @@ class RunnerContract:
         assert not failed.is_measured
         assert after.is_measured, after.reason
 
-    def test_what_fits_does_not_depend_on_the_order_and_what_is_above_a_refused_size_is_refused(self, subject):
+    def test_what_fits_does_not_depend_on_the_order_of_sizes(self, subject):
         sizes = (*subject.fitting, subject.too_large)
 
         upwards = {size: subject.run(size).is_measured for size in sizes}
@@ -98,13 +98,13 @@ class RunnerContract:
             if item.memory_budget_bytes is not None and item.peak_memory_bytes is not None:
                 assert 0 < item.peak_memory_bytes <= item.memory_budget_bytes
 
-    def test_the_seconds_of_a_probe_contain_those_of_its_start_and_its_compilation(self, subject):
+    def test_the_seconds_of_a_probe_contain_start_and_compilation(self, subject):
         for observation in (subject.run(subject.fitting[0]), subject.run(subject.fitting[2], fresh_worker=True)):
             assert min(observation.start_time_s, observation.compile_time_s) >= 0
             assert observation.elapsed_s >= max(observation.start_time_s, observation.compile_time_s)
             assert observation.elapsed_s > 0
 
-    def test_a_warm_program_costs_neither_a_start_nor_a_compilation_and_a_fresh_worker_costs_a_start(self, subject):
+    def test_a_warm_program_costs_no_start_and_a_fresh_worker_does(self, subject):
         subject.run(subject.fitting[1])
 
         warm, fresh = subject.run(subject.fitting[1]), subject.run(subject.fitting[1], fresh_worker=True)

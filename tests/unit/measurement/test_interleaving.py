@@ -18,7 +18,7 @@ def wandering(num_rounds: int, *, seed: int = 0, sd: float = 0.1) -> np.ndarray:
     return np.exp(sd * np.random.default_rng(seed).standard_normal(num_rounds).cumsum())
 
 
-def test_what_a_machine_does_to_all_sizes_alike_does_not_touch_their_levels():
+def test_what_affects_all_sizes_alike_does_not_touch_their_levels():
     machine = wandering(12)
 
     levels = estimate_interleaved({4: 1.0 * machine, 8: 1.9 * machine, 16: 4.0 * machine})
@@ -83,7 +83,7 @@ def test_rounds_of_a_size_that_scatters_by_itself_all_count():
     assert levels[8].num_timings == pytest.approx(10.0)
 
 
-def test_sizes_whose_undisturbed_times_were_in_different_rounds_are_compared_across_them():
+def test_sizes_undisturbed_in_different_rounds_are_compared_across_them():
     levels = estimate_interleaved({4: [1.0, 40.0], 8: [60.0, 2.0]})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
@@ -120,7 +120,7 @@ def test_rounds_that_agree_end_after_the_fewest():
     assert num_rounds(rounds_of(*[(9.0, 4.0)] * 50, is_screening=False, budget_s=8.0)) == 2
 
 
-def test_a_screening_probe_ends_at_a_size_that_is_surely_worse_and_contenders_are_timed_on():
+def test_a_screening_ends_at_a_surely_worse_size_contenders_go_on():
     worse = [(0.25, 0.1)] * 50
 
     assert num_rounds(rounds_of(*worse, is_screening=True)) == 2

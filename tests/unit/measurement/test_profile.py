@@ -70,7 +70,7 @@ def test_the_backward_half_of_a_pass_begins_with_its_first_gradient():
     assert found.regions_s[BACKWARD] == pytest.approx((70 + 50) * 1e-6)
 
 
-def test_operators_beside_kernels_have_the_time_of_the_kernels_that_they_launch():
+def test_operators_have_the_time_of_the_kernels_that_they_launch():
     def launched(name: str, start: float, length: float, by: int) -> dict:
         return span(name, start, length, "kernel") | {"args": {"External id": by}}
 
@@ -132,7 +132,7 @@ NO_MATRIX = [
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_a_kernel_or_operator_that_multiplies_matrices_is_known_by_its_name(name):
+def test_kernels_that_multiply_matrices_are_known_by_their_names(name):
     assert is_matrix(name)
 
 
@@ -219,7 +219,7 @@ def test_collectives_have_the_bytes_of_gloo_and_of_nccl():
 @pytest.mark.parametrize(
     ("seconds", "reason"), [(300e-6, "the bandwidth explains it"), (30e-6, "waiting for a slower rank")]
 )
-def test_exposed_communication_is_compared_with_what_the_timed_bandwidth_explains(seconds, reason):
+def test_exposed_communication_is_compared_with_the_timed_bandwidth(seconds, reason):
     (found,) = find_profile_bottlenecks(profile(DDP_STEP), NetworkEvidence(seconds=lambda one: seconds))
     assert "(400 us); at the bandwidth that was timed" in found.finding
     assert reason in found.finding
@@ -227,7 +227,7 @@ def test_exposed_communication_is_compared_with_what_the_timed_bandwidth_explain
     assert "bexplore network" not in found.action
 
 
-def test_without_a_timing_of_the_collective_the_finding_says_how_to_time_it():
+def test_without_a_timed_collective_the_finding_says_how_to_time_it():
     (found,) = find_profile_bottlenecks(profile(DDP_STEP), NetworkEvidence())
     assert "bexplore network" in found.action
 
@@ -240,7 +240,7 @@ def test_slow_parts_of_the_network_are_findings_with_their_speeds():
     assert find_network_bottlenecks(None) == ()
 
 
-def test_communication_of_a_pass_is_compared_with_what_the_timed_bandwidth_explains():
+def test_a_pass_s_communication_is_compared_with_the_timed_bandwidth():
     (found,) = find_network_bottlenecks(NetworkEvidence(exposed_s=0.4, explained_s=0.1))
     assert "adds 400 ms to a pass" in found.finding
     assert "take 100 ms in all: most of it is waiting" in found.finding

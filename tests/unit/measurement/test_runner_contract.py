@@ -61,4 +61,4 @@ class TestCurveRunner(RunnerContract):
     def subject(self):
         return Subject(runner=CurveRunner(largest=16), fitting=SIZES[:3], too_large=64)
 
-    test_a_warm_program_costs_neither_a_start_nor_a_compilation_and_a_fresh_worker_costs_a_start = None  # it has none
+    test_a_warm_program_costs_no_start_and_a_fresh_worker_does = None  # it has none

@@ -9,7 +9,7 @@ UUID = "1e6a2c1d-5a51-7a33-9d0c-6a1f0c6b2f1e"
 FACTS = {"device": "cuda:0", "device_name": H100, "uuid": UUID, "pci_bus_id": "00000000:1b:00.0"}
 
 
-def test_a_device_has_one_lock_whatever_it_is_called_and_two_devices_have_two():
+def test_a_device_has_one_lock_whatever_its_name_and_two_have_two():
     other = FACTS | {"uuid": UUID.replace("1e6a", "2e6a")}
     holder = LockHolder(folder="a")
     with device_locks(lock_names("cuda:0", FACTS), holder=holder, waiting=print):
@@ -20,7 +20,7 @@ def test_a_device_has_one_lock_whatever_it_is_called_and_two_devices_have_two():
             lock.close()
 
 
-def test_a_job_of_several_ranks_locks_the_device_of_each_and_meets_an_explorer_of_one_of_them():
+def test_a_job_of_several_ranks_locks_the_device_of_each():
     facts = FACTS | {"uuids": [UUID, UUID.replace("1e6a", "2e6a"), UUID.replace("1e6a", "3e6a")]}
     holder = LockHolder(folder="a")
     second = facts | {"uuid": facts["uuids"][1]}

@@ -22,7 +22,7 @@ def test_torchrun_starts_the_ranks_of_this_host_once(monkeypatch):
 
 
 @pytest.mark.parametrize(("inside", "shared"), [(False, ""), (True, " --overlap")])
-def test_srun_ends_all_ranks_with_one_and_shares_an_allocation_that_it_is_in(monkeypatch, inside, shared):
+def test_srun_ends_all_ranks_with_one_and_shares_its_allocation(monkeypatch, inside, shared):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     if inside:
         monkeypatch.setenv("SLURM_JOB_ID", "7")

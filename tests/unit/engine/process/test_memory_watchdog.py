@@ -63,7 +63,7 @@ def test_without_a_limit_there_is_no_violation(host):
     assert watch.violation() == ""
 
 
-def test_steps_may_grow_by_their_headroom_and_a_slack_that_the_worker_refuses_itself(host):
+def test_steps_may_grow_by_their_headroom_and_a_slack(host):
     watch = host.watched(headroom=50 * MIB)
     host.anonymous = 150 * MIB + SLACK_BYTES
     assert watch.violation() == ""

@@ -77,7 +77,7 @@ def test_without_headroom_a_worker_runs_no_size_above_the_largest_that_ran():
     ],
     ids=["shared", "accelerator", "static", "for an eager probe", "exact", "ended"],
 )
-def test_a_shared_program_is_kept_beside_that_of_the_training_on_a_cpu_alone(at_work, asked, mode, on_cpu, kept):
+def test_a_shared_program_is_kept_beside_another_on_a_cpu_alone(at_work, asked, mode, on_cpu, kept):
     assert is_worth_keeping(at_work, probe(4, compilation=asked), shared_mode=mode, on_cpu=on_cpu) is kept
 
 

@@ -41,7 +41,7 @@ def test_the_floor_of_the_stages_is_the_users_to_set(tmp_path):
     assert {limits.limit_s(stage, 4) for stage in ("start", "import", "build", "compile", "passes")} == {7200.0}
 
 
-def test_a_compilation_may_take_what_the_longest_one_took_and_the_pass_at_its_end():
+def test_a_compilation_may_take_as_the_longest_one_and_its_pass():
     limits = StageLimits()
     limits.learn(observed(4, pass_times_s=(4.0,), compile_time_s=100.0))
     limits.learn(observed(2, pass_times_s=(1.0,), compile_time_s=60.0))
@@ -50,7 +50,7 @@ def test_a_compilation_may_take_what_the_longest_one_took_and_the_pass_at_its_en
     assert limits.limit_s("compile", 8) == PATIENCE * 108.0
 
 
-def test_stages_before_the_program_have_the_same_limit_whatever_was_learned():
+def test_stages_before_the_program_keep_their_limit_when_it_learns():
     limits = StageLimits()
     limits.learn(observed(4, pass_times_s=(100.0,), compile_time_s=1000.0))
 

@@ -86,7 +86,7 @@ def test_one_answer_serves_probes_of_one_size_and_program():
 
 
 @pytest.mark.parametrize(("worker", "start_s"), [(0, 5.0), (1, 1.0)])
-def test_what_was_done_ahead_is_charged_and_its_start_to_the_same_worker_alone(worker, start_s):
+def test_work_ahead_is_charged_and_its_start_to_the_same_worker_alone(worker, start_s):
     ahead = observed(4, worker=0, start_time_s=4.0, elapsed_s=9.0, started_at_s=100.0)
     own = observed(4, worker=worker, start_time_s=1.0, elapsed_s=2.0, started_at_s=110.0)
 

@@ -58,7 +58,7 @@ def test_eager_that_does_not_run_is_neither_faster_nor_slower():
         (4, 0.001, True, False),  # the fewest pairs are run whatever they take
     ],
 )
-def test_pairs_of_rounds_follow_until_the_interval_is_narrow_or_the_time_is_spent(num_pairs, scatter, is_spent, enough):
+def test_pairs_follow_until_the_interval_is_narrow_or_time_is_spent(num_pairs, scatter, is_spent, enough):
     compiled_s = [1.0 + scatter * (-1) ** number for number in range(num_pairs)]
     options = {"tolerance": 0.02, "is_spent": is_spent}
 

@@ -47,12 +47,12 @@ SILENT = failed("no progress in stage 'passes' for 6 s", Outcome.TIMED_OUT, has_
         (DIED, SURVIVOR, 0),
     ],
 )
-def test_the_cause_is_the_rank_that_died_then_that_without_memory_then_another_error(first, second, cause):
+def test_the_cause_is_first_a_death_then_lack_of_memory_then_errors(first, second, cause):
     assert blamed({0: first, 1: second}) == cause
     assert blamed({1: second, 0: first}) == cause
 
 
-def test_of_two_that_died_the_launcher_names_the_cause_else_the_first_that_was_noticed():
+def test_of_two_deaths_the_launcher_s_or_the_first_noticed_is_the_cause():
     assert blamed({0: DIED, 1: DIED}, REPORT) == 1
     assert blamed({1: DIED, 0: DIED}) == 1
 
@@ -98,7 +98,7 @@ def hellos(num_ranks: int) -> dict[int, Hello]:
     }
 
 
-def test_of_memory_and_compilation_the_worst_rank_counts_and_of_times_the_agreed_ones():
+def test_memory_and_compilation_are_the_worst_rank_s_times_the_agreed():
     answers = {0: measured(compile_time_s=2.0), 1: measured(peak_memory_bytes=12, compile_time_s=3.0)}
     whole = merged(answers, hellos(2), launcher="srun")
     assert (whole.values["peak_memory_bytes"], whole.values["compile_time_s"]) == (12, 3.0)

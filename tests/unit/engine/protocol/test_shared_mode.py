@@ -47,7 +47,7 @@ def test_the_order_of_modes_follows_from_device_version_and_convolutions(
     assert shared_modes(device_type, version, has_convolutions=has_convolutions) == expected
 
 
-def test_the_mode_after_one_that_does_not_compile_is_the_next_of_the_device():
+def test_after_a_mode_that_does_not_compile_comes_the_device_s_next():
     modes = shared_modes("cuda", "2.13.0")
 
     assert [mode_after(mode, modes) for mode in modes] == [UNBACKED, STATIC, None]

@@ -25,7 +25,7 @@ def pipe(monkeypatch):
 
 
 @pytest.mark.promise("the explorer is killed", "a worker ends itself and all that it started")
-def test_a_worker_whose_explorer_is_gone_ends_itself_and_all_that_it_started(pipe):
+def test_a_worker_without_explorer_ends_itself_and_all_it_started(pipe):
     ours, theirs, ended = pipe
     send(ours, DeviceInfo(device="cpu"))
     ours.close()
@@ -38,7 +38,7 @@ def test_a_worker_whose_explorer_is_gone_ends_itself_and_all_that_it_started(pip
 
 
 @pytest.mark.parametrize("becomes", ["closed", "an empty file"])
-def test_a_worker_whose_own_end_was_closed_does_not_take_the_explorer_for_gone(pipe, monkeypatch, becomes):
+def test_a_worker_whose_own_end_was_closed_knows_its_explorer_lives(pipe, monkeypatch, becomes):
     _, theirs, ended = pipe
 
     def interrupted(connection, kinds):  # a read that is begun again finds what the number names now
@@ -75,7 +75,7 @@ def test_what_is_no_message_is_a_value_error(pipe, text):
         receive(ours, FROM_WORKER)
 
 
-def test_what_a_worker_imports_is_left_out_of_later_collections_and_the_collector_goes_on():
+def test_what_a_worker_imports_is_left_out_of_later_collections():
     frozen = gc.get_freeze_count()
     try:
         with context.uncollected():
