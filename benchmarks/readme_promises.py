@@ -21,12 +21,12 @@ AREAS = {
     "Reports and messages": r"output/report/|a_report|markup|message_never|outputs_that_fail",
     "Files and options that are wrong or hostile": r"unit/config/|hostile|generated_inputs|test_wheel|test_apply|"
     r"test_baseline|test_attach|test_run_directory",
-    "Sockets and ranks": r"test_rank_listener|test_context|test_ranks|test_all_ranks",
+    "Sockets and ranks": r"test_launcher|test_context|test_ranks|test_all_ranks",
     "The journal, the study, several explorers": r"test_journal|study|test_storage|postgresql|"
     r"benchmarks/tests/test_faults",
     "Kills, signals and clocks": r"kill|signal|clock|suspend|left_behind|reaper|SIGSTOP",
     "Disks, streams and folders": r"test_output|disk|test_logs|test_append_file|read_only|replaced|lock|symlink|folder",
-    "Programs that die, hang or take too much": r"tests/engine/|test_memory_watchdog|tests/torch/",
+    "Programs that die, hang or take too much": r"tests/engine/|test_limits|tests/torch/",
 }
 OTHER = "Other faults"
 
