@@ -192,8 +192,13 @@ class View:
             settings = f", {self._names[self._probe.variant]}" if self._names else ""
             what = f"probe {self._probe.number}, size {self._probe.micro_batch_size}{settings}: {what}"
         elapsed = format_seconds(self._clock() - self._stage_began_s)
-        expected = f" of about {format_seconds(self._expected_s)}" if self._expected_s else ""
-        return ("now", f"{what}, {elapsed}{expected}", "bold")
+        return ("now", f"{what}, {elapsed}{self._describe_expected()}", "bold")
+
+    def _describe_expected(self) -> str:
+        if not self._expected_s:
+            return ""
+        is_longer = self._clock() - self._stage_began_s > self._expected_s
+        return f"{'; expected:' if is_longer else ' of'} about {format_seconds(self._expected_s)}"
 
     def _passes_row(self) -> tuple[str, str]:
         latest = ", ".join(format_seconds(seconds) for seconds in self._pass_times_s[-6:])

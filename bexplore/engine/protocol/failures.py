@@ -94,6 +94,13 @@ _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?\s*(?:\+ Exception Group )?Trac
 _LOG_LINE = re.compile(
     r"^(\[?rank\d+\]?:\s?)?([VIWEC]\d{4} [\d:.]+ |\[[VIW]\d{4} [\d:.]+ |(DEBUG|INFO|WARNING):[\w.]+:)"
 )
+# What programs write below the reason: how to see more of it. Sources: hydra/_internal/utils.py, click's UsageError,
+# argparse, torchrun's table of failures.
+_ADVICE_LINE = re.compile(
+    r"^(\[?rank\d+\]?:\s?)?(Set the environment variable HYDRA_FULL_ERROR|Try ['\"`].*--?h(elp)?\b|"
+    r"For (more|further) (info|information|details)\b|To enable traceback please see|[=-]{20,}$)",
+    re.IGNORECASE,
+)
 _WARNING_LINE = re.compile(r"^(\[?rank\d+\]?:\s?)?\S+:\d+: \w*Warning: ")
 # A full disk, by strerror(3) of ENOSPC and EDQUOT, which programs in any language print; and what is no disk: segments
 # that processes of a loader share, which take memory (torch/csrc/StorageSharing.cpp).
@@ -325,12 +332,12 @@ def last_line(text: str) -> str:
 
 
 def without_logs(text: str) -> list[str]:
-    """Return the lines of an output, but for those of libraries' loggers and of warnings."""
+    """Return the lines of an output, but for those of libraries' loggers, of warnings and of advice."""
     lines, is_of_warning = [], False
     for line in text.splitlines():
         is_code = is_of_warning and line.startswith("  ")  # the line of code that a warning shows below itself
         is_of_warning = _WARNING_LINE.search(line) is not None
-        if not (is_code or is_of_warning or _LOG_LINE.search(line)):
+        if not (is_code or is_of_warning or _LOG_LINE.search(line) or _ADVICE_LINE.search(line)):
             lines.append(line)
     return lines
 

@@ -123,6 +123,10 @@ LOGS = [
     "[rank1]:[W1126 12:00:00.123456789 ProcessGroupNCCL.cpp:4718] [PG ID 0] using GPU 1",
     "WARNING:torch.distributed.run: Setting OMP_NUM_THREADS",
     "/opt/torch/nn/modules/module.py:1773: UserWarning: Full backward hook is firing\n  warnings.warn(",
+    "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.",
+    "Try 'train.py --help' for help.",
+    "To enable traceback please see: https://pytorch.org/docs/stable/elastic/errors.html",
+    "============================================================",
 ]
 
 

@@ -64,6 +64,8 @@ def test_the_view_tells_stage_times_best_memory_outcomes_and_time_left():
     view.report({"pass_time_s": 0.25})
     text = seen(view)
     assert "probe 3, size 16: timing passes, 5.00 s of about 12.0 s" in text
+    view._clock.now += 10.0
+    assert "timing passes, 15.0 s; expected: about 12.0 s" in seen(view)
     assert re.search(r"passes 250 ms", text)
     assert "size 8: 4.00x base, 40 samples/s, confidence 71" in text
     assert "1.00 GiB of 4.00 GiB at size 8" in text
