@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bexplore.config.command import quote_words
 from bexplore.config.training_script import configurations, declared, places, signatures
-from bexplore.config.training_script.fixed import VARIABLE, FixedSize, find_fixed_size
+from bexplore.config.training_script.fixed import CONFIG_VARIABLE, VARIABLE, Edit, find_fixed_size, find_settings_file
 from bexplore.config.training_script.help_text import read_help
 from bexplore.config.training_script.parameters import (
     NAMES,
@@ -171,8 +171,15 @@ def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Seq
         )
     if fixed is not None:
         raise UserInputError(
-            f"{fixed.where}: {fixed.name}={fixed.size} is fixed in the script",
-            hint=_edit(fixed, interfaces, start) + _further_way(program),
+            f"{fixed.where}: {fixed.what} is fixed in the script",
+            hint=_tell_edit(fixed, interfaces, start, f"--env {VARIABLE}={_PLACEHOLDER} ") + _further_way(program),
+        )
+    _refuse_with_settings_file(program, start, interfaces)
+    if any(chain[-1][1].style == configurations.LIGHTNING_CLI for one in interfaces for chain in chains(one)):
+        words = [*start, "fit", "--data.batch_size", _PLACEHOLDER, "--trainer.default_root_dir", "{output_dir}"]
+        raise UserInputError(
+            f"{path}: neither the model nor the data module of LightningCLI, where they are seen, takes a batch size",
+            hint=f"type it with the name that the size has there:\nbexplore init -- {quote_words(words)}",
         )
     positional = [one for interface in interfaces if interface.style == "sys.argv" for one in interface.parameters]
     if positional:
@@ -210,14 +217,26 @@ def _explore_line(options: str, words: Sequence[str]) -> tuple[str, str]:
     return f"bexplore explore {options}--writes-are-fine -- {shown}", " (each start writes where the script writes)"
 
 
-def _edit(fixed: FixedSize, interfaces: Sequence[Interface], start: Sequence[str]) -> str:
-    """Return the smallest edit with which a size comes from the environment, and the line to type after it."""
-    imported = ", and `import os` among the imports" if fixed.needs_import else ""
+def _refuse_with_settings_file(program: Program, start: Sequence[str], interfaces: Sequence[Interface]) -> None:
+    """Raise an error where a script names its file of settings itself: the start's copy has another place."""
+    found = find_settings_file(program)
+    if found is not None:
+        path, edit = found
+        options = f"{quote_words([str(path)])} --env {CONFIG_VARIABLE}={{config}} "
+        raise UserInputError(
+            f"{edit.where}: the name of {path}, which may hold the size, is fixed in the script",
+            hint=f"write explore as the size in {path}, and\n{_tell_edit(edit, interfaces, start, options)}",
+        )
+
+
+def _tell_edit(edit: Edit, interfaces: Sequence[Interface], start: Sequence[str], options: str) -> str:
+    """Return the smallest edit with which a value comes from the environment, and the line to type after it."""
+    imported = ", and `import os` among the imports" if edit.needs_import else ""
     own = [one for interface in interfaces[:1] for one in interface.parameters if one.head]
     output = next((one.words("{output_dir}") for one in own if rank(one.name, "output_dir") is not None), [])
-    line, means = _explore_line(f"--env {VARIABLE}={_PLACEHOLDER} ", [*start, *output])
-    number = fixed.where.rpartition(":")[2]
-    return f"write this in place of line {number}{imported}:\n{fixed.edited}\nthen type{means}:\n{line}"
+    line, means = _explore_line(options, [*start, *output])
+    number = edit.where.rpartition(":")[2]
+    return f"write this in place of line {number}{imported}:\n{edit.line}\nthen type{means}:\n{line}"
 
 
 def _further_way(program: Program) -> str:

@@ -11,7 +11,8 @@ from bexplore.config.training_script.parameters import Interface, Parameter
 from bexplore.config.training_script.signatures import Style, list_fields, spell_fields
 from bexplore.config.training_script.source import UNKNOWN, Found, Module, Program
 
-_LIGHTNING = Style(name="LightningCLI")
+LIGHTNING_CLI = "LightningCLI"
+_LIGHTNING = Style(name=LIGHTNING_CLI)
 _ASSIGNED = Style(name="OmegaConf", is_assigned=True, prefix="")
 
 # LightningCLI

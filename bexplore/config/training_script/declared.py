@@ -36,13 +36,13 @@ def scalar(program: Program, module: Module, expr: ast.expr | None) -> Any:
 
 @dataclass(eq=False, slots=True)
 class _Parser:
-    word: str = ""
+    words: list[str] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
     commands: list[_Parser] = field(default_factory=list)
     parents: list[_Parser] = field(default_factory=list)
 
     def interface(self) -> Interface:
-        commands = {command.word: command.interface() for command in self.commands}
+        commands = {word: one.interface() for one in self.commands for word in one.words}
         return Interface("argparse", self.own_parameters(), commands)
 
     def own_parameters(self) -> list[Parameter]:
@@ -139,13 +139,22 @@ class _Argparse:
             above = [parent for parent in self._parsers(module, one, depth + 1) if parent is not parser]
             parser.parents += above
             self.inherited.update(map(id, above))
-        words = texts(self.program, module, call.args[:1])
         if owner is None:
             self.roots.append(parser)
-        elif words:
-            parser.word = words[0]
+        else:
+            parser.words = _texts_of_loop(self.program, module, call.args[0]) if call.args else []
             owner.commands.append(parser)
         return parser
+
+
+def _texts_of_loop(program: Program, module: Module, expr: ast.expr) -> list[str]:
+    """Return the text that an expression is; of the name of a loop over texts all of them."""
+    loops = [one for one in module.ancestors(expr) if isinstance(one, ast.For) and isinstance(expr, ast.Name)]
+    for loop in loops:
+        values = program.value(module, loop.iter)
+        if ast.unparse(loop.target) == ast.unparse(expr) and isinstance(values, list | tuple):
+            return [value for value in values if isinstance(value, str)]
+    return texts(program, module, [expr])
 
 
 def read_argparse(program: Program) -> Iterator[Interface]:
@@ -183,6 +192,8 @@ def read_click(program: Program) -> Iterator[Interface]:
         if not made:
             continue
         command = commands[id(node)] = _Command(_click_word(program, module, node, made[0]), Interface("click"))
+        alone = keyword(made[0], "invoke_without_command") if isinstance(made[0], ast.Call) else None
+        command.interface.runs_alone = program.value(module, alone) is True
         command.interface.parameters += _click_parameters(program, module, node.decorator_list)
         function = made[0].func if isinstance(made[0], ast.Call) else made[0]
         if isinstance(function, ast.Attribute) and not program.name(module, function.value).endswith("click"):

@@ -6,24 +6,26 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from bexplore.config import document
 from bexplore.config.training_script.parameters import OF_EVALUATION, rank
 from bexplore.config.training_script.source import Definition, Module, Program
 
 _ASSIGNED, _HANDED, _FIELD, _DEFAULT = range(4)  # how a number is given, the surest first
 _SETTINGS = re.compile(r"config|settings|param|option|args|arguments|cfg|conf|const", re.IGNORECASE)
-VARIABLE = "MICRO_BATCH_SIZE"  # that the edit reads
+_SETTINGS_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+_KEY = re.compile(r"\b\w*(batch_?size|mbs)\b", re.IGNORECASE)
+VARIABLE, CONFIG_VARIABLE = "MICRO_BATCH_SIZE", "CONFIG"  # that edits read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FixedSize:
-    """A number in a program."""
+class Edit:
+    """The line of a program that takes a value from the environment in place of its own."""
 
-    name: str  # that it is given to
-    size: int  # the number
+    what: str  # the value as the program has it
     where: str  # `file:line`
-    line: str  # the line as it is
-    edited: str  # the line that takes the number from the environment
+    line: str  # the line as it is to be
     is_in_script: bool  # whether the file is the script itself
     needs_import: bool  # whether the file does not import `os` yet
 
@@ -37,7 +39,7 @@ class _Place:
     order: int  # how sure it is that this number is the one of the training
 
 
-def find_fixed_size(program: Program) -> FixedSize | None:
+def find_fixed_size(program: Program) -> Edit | None:
     """Return the number that is most likely the size of the training; None where a program has none."""
     places = [
         one
@@ -53,7 +55,7 @@ def find_fixed_size(program: Program) -> FixedSize | None:
     if not numbers:
         return None
     place, size = min(numbers, key=lambda one: _distance(program, one[0]))
-    return _describe(program, place, size)
+    return _describe_size(program, place, size)
 
 
 def _number(program: Program, place: _Place) -> int | None:
@@ -139,22 +141,34 @@ def _is_of_evaluation(place: _Place) -> bool:
     return OF_EVALUATION.search(words.lower().replace("_", " ")) is not None
 
 
-def _describe(program: Program, place: _Place, size: int) -> FixedSize:
+def _describe_size(program: Program, place: _Place, size: int) -> Edit:
     module, value = place.module, place.value
     found = program.find(module, value)  # a name that stands for the number
     while found is not None and isinstance(found.node, ast.expr):
         module, value = found.module, found.node
         found = program.find(module, value)
+    return _edit(program, module, value, f"{place.name}={size}", f'int(os.environ.get("{VARIABLE}", {{}}))')
+
+
+def find_settings_file(program: Program) -> tuple[Path, Edit] | None:
+    """Return the file beside the script that it names itself and that has a key of the size, and the edit for it."""
+    for module, node in program.walk():
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or module is not program.main:
+            continue
+        path = Path(node.value)
+        if path.suffix in _SETTINGS_SUFFIXES and path.is_file() and _KEY.search(document.read_text(path)):
+            return path, _edit(program, module, node, node.value, f'os.environ.get("{CONFIG_VARIABLE}", {{}})')
+    return None
+
+
+def _edit(program: Program, module: Module, value: ast.expr, what: str, replacement: str) -> Edit:
     source = module.path.read_bytes().splitlines()[value.lineno - 1]
-    number = source[value.col_offset : value.end_col_offset].decode()
-    edited = f'int(os.environ.get("{VARIABLE}", {number}))'
     before, behind = source[: value.col_offset].decode(), source[value.end_col_offset :].decode()
-    return FixedSize(
-        name=place.name,
-        size=size,
+    own = source[value.col_offset : value.end_col_offset].decode()
+    return Edit(
+        what=what,
         where=module.where(value),
-        line=source.decode().strip(),
-        edited=re.sub(r"\s+$", "", f"{before}{edited}{behind}"),
+        line=f"{before}{replacement.format(own)}{behind}".rstrip(),
         is_in_script=module is program.main,
         needs_import="os" not in module.imports,
     )

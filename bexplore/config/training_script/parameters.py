@@ -84,8 +84,10 @@ class Interface:
 
     style: str  # what reads them, such as `argparse`
     parameters: list[Parameter] = field(default_factory=list)  # in the order in which positional ones are given
-    # Its commands by name, one of which must be given; empty for none.
+    # Its commands by name; empty for none.
     commands: dict[str, Interface] = field(default_factory=dict)
+    # Whether it also runs without one of its commands.
+    runs_alone: bool = False
 
 
 Chain = list[tuple[str, Interface]]  # of commands: the program itself as "", then a command, then a command of that
@@ -119,7 +121,7 @@ def rank(name: str, placeholder: str) -> int | None:
 
 def chains(interface: Interface, name: str = "") -> Iterator[Chain]:
     """Yield each way from a program through its commands to one that has none."""
-    if not interface.commands:
+    if not interface.commands or interface.runs_alone:
         yield [(name, interface)]
     for word, command in interface.commands.items():
         yield from ([(name, interface), *rest] for rest in chains(command, word))
@@ -154,8 +156,13 @@ def _fits(parameter: Parameter, placeholder: str) -> bool:
 
 
 def find_chains(interfaces: Sequence[Interface], variables: Sequence[Parameter] = ()) -> list[Chain]:
-    """Return the calls that take a size: those named as training where some are, else all."""
+    """Return the calls that take a size: those named as training where some are, else all.
+
+    A command that takes none itself, of a program that runs alone, is not needed.
+    """
     found = [chain for one in interfaces for chain in chains(one) if "micro_batch_size" in choose(chain, variables)]
+    alone = [chain[-1][1] for chain in found if chain[-1][1].commands]
+    found = [chain for chain in found if not any(interface in alone for _, interface in chain[:-1])]
     training = [chain for chain in found if _OF_TRAINING.search(" ".join(word for word, _ in chain).lower())]
     if training and len(found) > 1:
         return training

@@ -162,7 +162,9 @@ def spell_fields(
         default = scalar(program, field.module, field.default)
         is_flag = isinstance(default, bool) or getattr(field.annotation, "id", "") == "bool"
         if not is_flag or field.default is None:
-            parameters.append(style.parameter(name, field, default, is_required=field.default is None))
+            parameter = style.parameter(name, field, default, is_required=field.default is None)
+            is_positional = field.annotation is not None and "Positional" in ast.unparse(field.annotation)  # of tyro
+            parameters.append(replace(parameter, head="") if is_positional else parameter)
     return parameters
 
 
@@ -219,6 +221,9 @@ def _component(program: Program, style: Style, module: Module, target: ast.expr 
         yield Interface(style.name, [], _methods(program, style, made))
     elif isinstance(node, Definition):
         yield _of_one(program, style, Found(module, node))
+    elif isinstance(node, ast.Attribute) and (made := program.find_class(module, node.value)) is not None:
+        method = _methods(program, style, made).get(node.attr)  # Fire(Trainer().train)
+        yield from [] if method is None else [method]
 
 
 def _union(program: Program, module: Module, node: ast.AST) -> list[ast.expr]:

@@ -36,6 +36,11 @@ STYLES = {
         "def main():\n    p = argparse.ArgumentParser()\n    s = p.add_subparsers()\n    add(s.add_parser('fit'))\n",
         f"fit --batch_size {MBS}",
     ),
+    "argparse, commands of a loop": (
+        "import argparse\ns = argparse.ArgumentParser().add_subparsers()\nfor name in ('train', 'eval'):\n"
+        "    p = s.add_parser(name)\n    p.add_argument('--bs')\n",
+        f"train --bs {MBS}",
+    ),
     "argparse, parsers of an object": (
         "import argparse\nclass Options:\n    def __init__(self):\n        self.parser = argparse.ArgumentParser()\n"
         "        self.commands = self.parser.add_subparsers()\n    def add(self):\n"
@@ -57,6 +62,11 @@ STYLES = {
         "@cli.command()\n@click.option('--batch-size', default=16)\n@click.option('--amp/--no-amp')\n"
         "def train_cmd(**rest): ...\n@cli.command('show')\ndef other(): ...\n",
         f"train --batch-size {MBS}",
+    ),
+    "click, a group that runs alone": (
+        "import click\n@click.group(invoke_without_command=True)\n@click.option('--batch-size', default=4)\n"
+        "def main(batch_size): ...\n@main.command()\ndef export(): ...\n",
+        f"--batch-size {MBS}",
     ),
     "click, shared options and a command added later": (
         "import click\ndef shared(function):\n    return click.option('--out-dir', default='o')(function)\n"
@@ -92,6 +102,10 @@ STYLES = {
         "    def train(self, batch_size=16): ...\n    def evaluate(self): ...\nFire(Job)\n",
         f"--out_dir={OUT} train --batch_size={MBS}",
     ),
+    "fire, a method": (
+        "import fire\nclass Job:\n    def train(self, batch_size=16): ...\nfire.Fire(Job().train)\n",
+        f"--batch_size={MBS}",
+    ),
     "fire, a table": (
         "import fire\ndef train(batch_size=16): ...\ndef test(batch_size=16): ...\n"
         "fire.Fire({'train': train, 'test': test})\n",
@@ -122,6 +136,11 @@ STYLES = {
         "from trl import TrlParser, SFTConfig, ModelConfig, ScriptArguments\n"
         "TrlParser((ScriptArguments, SFTConfig, ModelConfig))\n",
         f"--per_device_train_batch_size {MBS} --output_dir {OUT} --gradient_accumulation_steps {ACC}",
+    ),
+    "tyro, a positional field": (
+        "import tyro\nfrom dataclasses import dataclass\n@dataclass\nclass Args:\n"
+        "    size: tyro.conf.Positional[int] = 3\n    batch_size: int = 16\ntyro.cli(Args)\n",
+        f"--batch-size {MBS}",
     ),
     "tyro, one of several classes": (
         "import tyro\nfrom dataclasses import dataclass\n@dataclass\nclass TrainModel:\n    batch_size: int = 16\n"
@@ -241,6 +260,11 @@ REFUSED = {
         "import fire\ndef train_a(batch_size=1): ...\ndef train_b(batch_size=1): ...\nfire.Fire()\n",
         "several commands with a micro-batch size: train_a, train_b",
         "bexplore init -- python train.py train_b --batch_size={micro_batch_size}",
+    ),
+    "LightningCLI with classes of another package": (
+        "from lightning.pytorch.cli import LightningCLI\nfrom elsewhere import Net, Data\nLightningCLI(Net, Data)\n",
+        "takes a batch size",
+        "train.py fit --data.batch_size {micro_batch_size} --trainer.default_root_dir {output_dir}",
     ),
     "words without a name": (
         "import sys\nrun(int(sys.argv[1]), sys.argv[2])\n",
@@ -365,6 +389,19 @@ def test_a_script_that_needs_the_current_folder_starts_as_a_module(tmp_path, mon
     monkeypatch.chdir(tmp_path)
 
     assert f"command: python -m scripts.train {MBS}\n" in starter.from_script(Path("scripts/train.py")).text
+
+
+def test_a_file_of_settings_that_a_script_names_itself_gets_the_edit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text("train:\n  batch_size: 4\n")
+    Path("train.py").write_text("import yaml\nwith open('base.yaml') as f:\n    c = yaml.safe_load(f)\n")
+
+    with pytest.raises(UserInputError, match=r"train\.py:2: the name of base\.yaml") as raised:
+        starter.from_script(Path("train.py"))
+
+    assert "\nwith open(os.environ.get(\"CONFIG\", 'base.yaml')) as f:\n" in raised.value.hint
+    line = "bexplore explore base.yaml --env CONFIG={config} --writes-are-fine -- python train.py"
+    assert raised.value.hint.endswith(line)
 
 
 def test_options_of_other_modules_are_read_where_the_script_uses_them(tmp_path):
