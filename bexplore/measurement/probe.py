@@ -252,37 +252,26 @@ class Observation:
         return {"pass_times_s": passes, "update_times_s": updates, "interleaved_times_s": rounds}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeComparison:
-    """Two sizes that were timed interleaved, over all probes that timed both."""
+def compare_sizes(observations: Sequence[Observation], best: int | None) -> tuple[int | None, dict[int, PairedRatio]]:
+    """Compare each interleaved size with a reference: the best, else the size of most interleaved probes.
 
-    micro_batch_size: int
-    reference: int  # the size that it is compared with
-    # Samples/s of the compared size over those of the reference; a pair is an interleaved round.
-    speed_over: PairedRatio
-
-
-def compare_sizes(observations: Sequence[Observation], best: int | None) -> list[SizeComparison]:
-    """Compare each interleaved size with the best; ascending.
-
-    Where the best was not interleaved, the size of most interleaved probes is the reference.
+    Return the reference, and by size, ascending, its samples/s over those of the reference; a pair is a round.
     """
     rounds = [item.interleaved_times_s for item in observations if item.interleaved_times_s]
     counts = Counter(size for times in rounds for size in times)
     if not counts:
-        return []
+        return None, {}
     most = max(counts, key=lambda size: (counts[size], size))
     reference = best if best is not None and best in counts else most
-    compared = []
+    compared = {}
     for size in sorted(set(counts) - {reference}):
         shared = [times for times in rounds if size in times and reference in times]
         own_s, others_s = (
             [seconds / one for times in shared for seconds in times[one]] for one in (size, reference)
         )  # seconds of a sample
         if own_s:
-            ratio = paired_ratio(others_s, own_s)
-            compared.append(SizeComparison(micro_batch_size=size, reference=reference, speed_over=ratio))
-    return compared
+            compared[size] = paired_ratio(others_s, own_s)
+    return reference, compared
 
 
 def needed_bytes(peak_bytes: int | None, resident_bytes: int | None) -> int | None:

@@ -114,16 +114,12 @@ def _without_dropout(attention: Any) -> Any:
     return attend
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchCoupledModules:
-    """What may explain a difference."""
+def find_batch_coupled_modules(roots: Sequence[nn.Module]) -> tuple[tuple[str, ...], str]:
+    """Name the modules in training mode whose class is known to couple the samples of a batch.
 
-    modules: tuple[str, ...]  # as `name (class)`, the outermost of nested ones
-    sentence: str  # the same for people, truncated; what else to look for where there are none
-
-
-def find_batch_coupled_modules(roots: Sequence[nn.Module]) -> BatchCoupledModules:
-    """Name the modules in training mode whose class is known to couple the samples of a batch."""
+    Return them as `name (class)`, the outermost of nested ones, and a sentence for people, which is truncated; it says
+    what else to look for where there are none.
+    """
     by_cause: dict[str, list[str]] = {}
     for root in roots:
         found: list[str] = []
@@ -133,17 +129,12 @@ def find_batch_coupled_modules(roots: Sequence[nn.Module]) -> BatchCoupledModule
                 found.append(name)
                 by_cause.setdefault(cause, []).append(f"{name or 'the model'} ({type(module).__name__})")
     if not by_cause:
-        return BatchCoupledModules(
-            modules=(),
-            sentence=(
-                "No module is known to cause it: look for a loss that compares the samples of a batch, a mean weighted "
-                "by padding, or a sum where a mean is meant."
-            ),
+        return (), (
+            "No module is known to cause it: look for a loss that compares the samples of a batch, a mean weighted by "
+            "padding, or a sum where a mean is meant."
         )
     sentence = "; ".join(f"{cause}: {_truncated(names)}" for cause, names in by_cause.items())
-    return BatchCoupledModules(
-        modules=tuple(name for names in by_cause.values() for name in names), sentence=f"{sentence}."
-    )
+    return tuple(name for names in by_cause.values() for name in names), f"{sentence}."
 
 
 def _cause(module: nn.Module) -> str | None:
@@ -197,12 +188,7 @@ def compare_gradients(workload: Workload, *, base_micro_batch_size: int, micro_b
     return _judge(workload, noise=noise, found=found, num_samples=num_samples, splits=splits)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Some of the samples, and their share of all."""
-
-    batch: Batch
-    share: float
+_Part = tuple[Batch, float]  # some of the samples, and their share of all
 
 
 class _Samples:
@@ -235,7 +221,7 @@ class _Samples:
         for index, dimension in self._dimensions.items():
             leaves[index] = leaves[index].index_select(dimension, indices.to(leaves[index].device))
         batch = pytree.tree_unflatten(leaves, self._structure)
-        return _Part(batch=batch, share=indices.numel() / self._num_samples)
+        return batch, indices.numel() / self._num_samples
 
 
 class _Comparison:
@@ -254,11 +240,11 @@ class _Comparison:
         """
         for parameter in self._parameters:
             parameter.grad = None
-        for part in reference:
-            self._add(part, -part.share)
+        for batch, share in reference:
+            self._add(batch, -share)
         own_norms = self._norms()
-        for part in parts:
-            self._add(part, part.share)
+        for batch, share in parts:
+            self._add(batch, share)
         differences = self._norms()
         counts = [parameter.numel() for parameter in self._parameters if parameter.grad is not None]
         if not counts or len(own_norms) != len(differences):
@@ -268,10 +254,10 @@ class _Comparison:
         ratios = [a / scale if scale else a for a, scale in zip(differences, scales, strict=True)]
         return max(ratios) if all(math.isfinite(ratio) for ratio in ratios) else math.nan
 
-    def _add(self, part: _Part, factor: float) -> None:
-        """Add factor times the gradients of a part; by scaling what is there, since a step may take no loss scale."""
+    def _add(self, batch: Batch, factor: float) -> None:
+        """Add factor times the gradients of a batch; by scaling what is there, since a step may take no loss scale."""
         self._scale(1 / factor)
-        self._workload.forward_backward(part.batch)
+        self._workload.forward_backward(batch)
         self._scale(factor)
 
     def _scale(self, factor: float) -> None:
@@ -297,14 +283,14 @@ def _judge(workload: Workload, *, noise: float, found: float, num_samples: int, 
     if found <= tolerance:
         message = f"The micro-batch size does not change the training: {between}, agree to {found:.1g}."
         return GradientEquivalence(same=True, worst_relative_difference=found, message=message)
-    coupled = find_batch_coupled_modules(workload.compiled_modules)
+    modules, explanation = find_batch_coupled_modules(workload.compiled_modules)
     return GradientEquivalence(
         same=False,
         worst_relative_difference=found,
-        modules=coupled.modules,
+        modules=modules,
         message=(
             f"With this model the micro-batch size changes the training: {between}, differ by {found:.2g} "
-            f"(rounding explains {tolerance:.1g}). {coupled.sentence}"
+            f"(rounding explains {tolerance:.1g}). {explanation}"
         ),
     )
 

@@ -160,17 +160,17 @@ def sizes_table(data: ReportData) -> Table:
 
 def comparisons_table(data: ReportData) -> Table:
     """Return the speeds, relative to a common one, of sizes that were timed in the same rounds."""
-    compared = compare_sizes(data.measured, data.micro_batch_size)
+    reference, ratios = compare_sizes(data.measured, data.micro_batch_size)
     rows = tuple(
         (
-            str(item.micro_batch_size),
-            f"{item.speed_over.value:.3f}x",
-            f"{item.speed_over.low:.3f} to {item.speed_over.high:.3f}" if item.speed_over.num_pairs > 1 else UNKNOWN,
-            str(item.speed_over.num_pairs),
+            str(size),
+            f"{ratio.value:.3f}x",
+            f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio.num_pairs > 1 else UNKNOWN,
+            str(ratio.num_pairs),
         )
-        for item in compared
+        for size, ratio in ratios.items()
     )
-    beside = f"speed over size {compared[0].reference}'s" if compared else "speed"
+    beside = f"speed over size {reference}'s" if ratios else "speed"
     return Table(headings=("size", beside, "95% interval", "pairs"), rows=rows, is_number=(True,) * 4)
 
 
