@@ -12,13 +12,12 @@ from bexplore.config.config import Config
 from bexplore.engine.open_runner import open_runner
 from bexplore.engine.process.limits import Progress
 from bexplore.engine.process.pool import Workers
-from bexplore.engine.runner import RunnerSettings
 from bexplore.errors import UserInputError
 from bexplore.exploration.emulated import hide_times
 from bexplore.exploration.memory_budget import (
     resolve_budget,
 )
-from bexplore.exploration.setup import add_loader_lengths, find_launcher, find_lone_environment, read_worker_key
+from bexplore.exploration.setup import add_loader_lengths, find_lone_environment, make_runner_settings
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
 from bexplore.measurement.profile import Profile
 from bexplore.run import run_directory
@@ -80,16 +79,12 @@ def probe_once(
             is_traced_for_ranks=config.job.parallelism.is_distributed,
             num_ranks_here=config.num_ranks_here,
         )
-        of_engine = RunnerSettings(
-            job=config.on_device(device_info["device"]).job,
+        of_engine = make_runner_settings(
+            config.on_device(device_info["device"]),
+            device_info,
             run_dir=run_dir,
             budget_bytes=budget.budget_bytes,
-            device_info=device_info,
-            free_memory_bytes=device_info["free_memory_bytes"],
             environment=environment,
-            replica_batch_size=config.replica_batch_size,
-            launcher=find_launcher(config),
-            worker_key=read_worker_key(),
         )
         with open_runner(of_engine, workers=workers, on_progress=on_progress) as engine:
             observation = hide_times(engine, lambda: bool(device_info["is_emulated"]))(probe)

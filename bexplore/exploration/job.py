@@ -25,7 +25,7 @@ from bexplore.exploration.emulated import hide_times
 from bexplore.exploration.estimate import estimate_duration
 from bexplore.exploration.finish import Finish
 from bexplore.exploration.memory_budget import MemoryBudget, count_gradient_bytes, find_memory_account, resolve_budget
-from bexplore.exploration.setup import find_launcher, find_lone_environment, read_worker_key
+from bexplore.exploration.setup import find_launcher, find_lone_environment, make_runner_settings
 from bexplore.exploration.variants import (
     SURE_SDS,
     make_priors,
@@ -264,19 +264,15 @@ class JobExploration(Exploration):
         begin(workers, self._runner_settings(held, run.directory), self._first_probe(held))
 
     def _runner_settings(self, held: TracedJob, run_dir: Path) -> RunnerSettings:
-        return RunnerSettings(
-            job=self.config.job,
+        return make_runner_settings(
+            self.config,
+            held.facts,
             run_dir=run_dir,
             budget_bytes=held.budget.budget_bytes,
-            device_info=held.facts,
-            free_memory_bytes=held.facts["free_memory_bytes"],
-            largest_measured=self._largest_measured(0),
             environment=self._environment,
+            largest_measured=self._largest_measured(0),
             keeps_artifacts=True,
-            replica_batch_size=self.config.replica_batch_size,
             largest_size=self._largest_size(held.cost_model, held.budget),
-            launcher=find_launcher(self.config),
-            worker_key=read_worker_key(),
         )
 
     def _prepare(self, runner: EngineRunner | VariantsRunner, held: TracedJob) -> None:

@@ -6,7 +6,9 @@ import dataclasses
 import functools
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.config.workload import give_lengths
@@ -14,6 +16,7 @@ from bexplore.engine.process.launcher import EXTERNAL, KEY_VARIABLE, LOOPBACK, L
 from bexplore.engine.process.limits import Limits, Progress
 from bexplore.engine.program_client import RESIDENT_BYTES, ask_once
 from bexplore.engine.protocol.messages import Done, ReadLengths, Refused
+from bexplore.engine.runner import RunnerSettings
 from bexplore.errors import UserInputError, UserProgramError
 
 
@@ -35,6 +38,30 @@ def find_lone_environment(config: Config) -> dict[str, str]:
     """Return what a worker of one process has in its environment beside this process's: see `Launcher.environment`."""
     launcher = find_launcher(config)
     return {} if launcher is None else launcher.environment
+
+
+def make_runner_settings(
+    config: Config,
+    device_info: Mapping[str, Any],
+    *,
+    run_dir: Path,
+    budget_bytes: int | None,
+    environment: Mapping[str, str],
+    **fields: Any,
+) -> RunnerSettings:
+    """Return what a runner of all ranks of a job is built from, with further fields of `RunnerSettings`."""
+    return RunnerSettings(
+        job=config.job,
+        run_dir=run_dir,
+        budget_bytes=budget_bytes,
+        device_info=device_info,
+        free_memory_bytes=device_info["free_memory_bytes"],
+        environment=environment,
+        replica_batch_size=config.replica_batch_size,
+        launcher=find_launcher(config),
+        worker_key=read_worker_key(),
+        **fields,
+    )
 
 
 def read_worker_key() -> str | None:
