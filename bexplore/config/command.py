@@ -17,7 +17,7 @@ from bexplore.host.process_tree import list_pids
 from bexplore.host.secret_values import MASK, hidden_words
 
 PLACEHOLDERS = ("micro_batch_size", "accumulation", "global_batch_size", "replicas", "output_dir", "config")
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")  # `${output_dir}` is a reference of a file, or a variable of a shell
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _SCRIPT_OPTION = re.compile(r"-[a-z]*c")  # `bash -c SCRIPT`, `bash -lc SCRIPT`
 

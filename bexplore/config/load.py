@@ -13,9 +13,9 @@ from bexplore.config.dialects import cerebras, command
 from bexplore.config.dialects.family import Likeness
 from bexplore.config.dialects.own_file import holds_word_elsewhere, place_size, refuse_own_file
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
-from bexplore.config.document import Document, Override, Problems
+from bexplore.config.document import Document, Override, Problems, dotted_path
 from bexplore.config.document.reader import quote
-from bexplore.config.document.values import Values
+from bexplore.config.document.values import Values, has_reference
 from bexplore.errors import UserInputError, close_match
 from bexplore.host.secret_values import remember_given
 from bexplore.job import Mode
@@ -79,6 +79,9 @@ def _family(problems: Problems, likeness: Likeness, given: Sequence[Override]) -
     sizes = [override for override in given if override.parts == _MICRO_BATCH_SIZE]
     path = family.size_path(Values(read.values)) or tuple(family.micro_batch_size[0].split("."))
     written_size = read.get(path)
+    if sizes and has_reference(written_size):
+        hint = "type explore at the number that it is made of"
+        problems.error(path, f"{dotted_path(path)} is {quote(written_size)}, which is made of other values", hint)
     for override in sizes:
         read.put(path, override)
     return read_family(problems, likeness), written_size if sizes else None

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def load(
         settings=settings,
         command=command,
         recognised="" if own is None else own.why,
-        warnings=(*problems.warnings, *_describe_probing(own, command)),
+        warnings=(*problems.warnings, *_describe_probing(document, command)),
     )
 
 
@@ -211,10 +211,11 @@ def _hide_value(name: str, text: str) -> str:
     return MASK if is_secret_name(name) else keyed_digest(hidden(text, by_value=False))
 
 
-def _describe_probing(own: FamilyFile | None, command: Command) -> Iterator[str]:
-    if own is None or command.file is None:
-        return
-    for path, value in command.file.probing.items():
+def _describe_probing(document: Document, command: Command) -> Iterator[str]:
+    probing = command.file.probing if command.file is not None else {}
+    for path, value in probing.items():
+        if document.position(path).override:
+            continue  # the user has typed it
         yield f"{dotted_path(path)} is {str(value).lower()} in each start, so that the requested size runs"
 
 
@@ -242,6 +243,7 @@ def _make_file(problems: Problems, text: str, own: FamilyFile | None, fixed_accu
     if fixed_accumulation is not None:
         keys = [key for key in keys if key.name != "accumulation"]
     probing = {} if own is None else dict(_find_probing(own))
+    probing |= _find_overrides(document, {key.path for key in keys})
     name = document.path.name
     return CommandFile(
         name=name,
@@ -330,9 +332,10 @@ def _find_family_keys(own: FamilyFile, sizes: list[KeyPath]) -> Iterator[FileKey
     if sizes:
         yield FileKey(path=own.size_path, name="micro_batch_size", factor=own.tokens_of_a_sample)
     steps, total = own.places.get("accumulation"), own.places.get("global_batch_size")
-    if steps is not None and own.values.at(steps) is not None:
+    if steps is not None and own.values.at(steps) is not None and not own.values.is_made_of_others(steps):
         yield FileKey(path=steps, name="accumulation")
-    if total is not None and own.numbers.global_batch_size is not None:
+    is_made = total is not None and own.values.is_made_of_others(total)
+    if total is not None and own.numbers.global_batch_size is not None and not is_made:
         yield FileKey(path=total, name="global_batch_size", factor=own.tokens_of_a_sample)
     if own.family.output_dir:
         place = own.values.first(own.family.output_dir) or tuple(own.family.output_dir[0].split("."))
@@ -345,6 +348,12 @@ def _find_probing(own: FamilyFile) -> Iterator[tuple[KeyPath, Any]]:
         path = own.values.path(key)
         if path is not None and own.values.at(path) not in (None, value):
             yield path, value
+
+
+def _find_overrides(document: Document, filled: Collection[KeyPath]) -> dict[KeyPath, Any]:
+    """Return what the command line sets in the file, but for the keys that each start fills in."""
+    given = (path for path, position in document.positions.items() if position.override)
+    return {path: document.get(path) for path in given if path[0] != "explore" and path not in filled}
 
 
 def _find_leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

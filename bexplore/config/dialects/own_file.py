@@ -51,7 +51,8 @@ def place_size(document: Document, override: Override) -> KeyPath:
         UserInputError: There is no such place, or several; a command takes a size at its placeholder alone.
     """
     words = [*find_words(document)]
-    found = words or find_sizes(document.values)
+    values = Values(document.values)
+    found = words or list(dict.fromkeys(values.follow(path) for path in find_sizes(document.values)))
     if len(found) == 1:
         return found[0]
     message = f"{override.source}: the command takes its size at {{micro_batch_size}}, and no file has a key for it"

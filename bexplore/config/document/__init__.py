@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +13,11 @@ from typing import Any, TypeGuard
 from bexplore.config.document import toml
 from bexplore.config.document.reader import (
     MAX_DEPTH,
+    WORD,
     KeyPath,
     Position,
     YamlReader,
+    is_word,
     name_kind,
     quote,
     read_yaml,
@@ -27,6 +29,7 @@ from bexplore.job.batching import MAX_SAMPLES
 
 MAX_FILE_BYTES = 2 * 2**20  # public files that list their data have 300 KiB, which are read in 0.3 s
 _OF_CODE = (".py", ".cfg", ".ini", ".conf")
+_LIKE_A_SIZE = re.compile(r"batch|micro|bsz|(?:^|_)m?bs(?:$|_)", re.IGNORECASE)  # names of sizes in any program
 _NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
 
 
@@ -198,7 +201,7 @@ def read(path: Path) -> Document:
         raise _refuse_code(path, text)
     if path.suffix == ".toml":
         table, places = toml.read(text, str(path))
-        return Document(path=path, values=table, positions=places, header=_read_header(text))
+        return Document(path=path, values=_with_lower_word(table), positions=places, header=_read_header(text))
     values, positions, warnings = read_yaml(text, str(path))
     if values is None:
         raise UserInputError(f"{path} is empty", hint="start from an example: bexplore init --example quickstart")
@@ -206,11 +209,20 @@ def read(path: Path) -> Document:
         raise UserInputError(f"{path}:1: the top level must be a mapping of sections, not {name_kind(values)}")
     return Document(
         path=path,
-        values=copy.deepcopy(values),
+        values=_with_lower_word(values),
         positions=dict(positions),
         warnings=list(warnings),
         header=_read_header(text),
     )
+
+
+def _with_lower_word(value: Any, key: Any = "") -> Any:
+    """Return a copy of the values with the word in lower case at each key that is named as a batch size may be."""
+    if isinstance(value, dict):
+        return {inner_key: _with_lower_word(inner, inner_key) for inner_key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_lower_word(inner, key) for inner in value]
+    return WORD if is_word(value) and _LIKE_A_SIZE.search(str(key)) else value
 
 
 def _refuse_code(path: Path, text: str) -> UserInputError:

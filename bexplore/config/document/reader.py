@@ -100,6 +100,11 @@ def quote(value: Any) -> str:
     return f'"{show(value)}"' if isinstance(value, str) else show(value)
 
 
+def is_word(value: Any) -> bool:
+    """Return whether a value is the word that asks for a search, in any case."""
+    return isinstance(value, str) and value.casefold() == WORD
+
+
 def find_line_break(text: str) -> str:
     """Return the line break of a text: its first."""
     found = LINE_BREAK.search(text)
@@ -187,8 +192,6 @@ class YamlReader:
                 for known in [known for known in self.positions if known[: len(place)] == place]:
                     del self.positions[known]
             value, span = self._read_value(next(self._events), place)
-            if isinstance(value, str) and value.casefold() == WORD and SIZE_NAME.fullmatch(key):
-                value = WORD
             if key in values and earlier is not None:
                 self._check_same(event, place, values[key], value, earlier)
             values[key] = value
@@ -251,7 +254,7 @@ class YamlReader:
             self.warnings.append(f"{self._where(event.start_mark.line + 1)}: {twice} the same value")
             return
         both = f"{twice} {quote(first)} (line {earlier.line}) and {quote(second)}"
-        if WORD in (*path, first, second) or SIZE_NAME.fullmatch(str(path[-1])):
+        if WORD in path or is_word(first) or is_word(second) or SIZE_NAME.fullmatch(str(path[-1])):
             raise self._error(event, both)
         self.warnings.append(f"{self._where(event.start_mark.line + 1)}: {both}: the last one counts")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from bexplore.config.document.reader import KeyPath
 
-_INNERMOST = re.compile(r"\$\{([^${}]*)\}")
+_INNERMOST = re.compile(r"\$\{(?P<key>[^${}]*)\}|!ref <(?P<ref>[^<>]*)>")  # of OmegaConf; of HyperPyYAML
 _PARTS = re.compile(r"\[([^\[\]]*)\]|([^.\[\]]+)")
 MAX_REFERENCES = 100  # followed for one value; the most of a public file is 4
 MAX_CHARACTERS = 10_000  # of a text with its references replaced
@@ -25,7 +25,7 @@ class _Unresolved(Exception):
 
 def has_reference(value: Any) -> bool:
     """Return whether a value is a text with a reference."""
-    return isinstance(value, str) and "${" in value
+    return isinstance(value, str) and ("${" in value or value.startswith("!ref "))
 
 
 def follow_references(text: str, values: Mapping[str, Any], path: KeyPath) -> Any:
@@ -42,7 +42,7 @@ def follow_references(text: str, values: Mapping[str, Any], path: KeyPath) -> An
             found = _INNERMOST.search(value)
             if found is None:
                 return text
-            target = _target(found[1].strip(), values, path)
+            target = _target((found["key"] or found["ref"] or "").strip(), values, path)
             value = target if found[0] == value else f"{value[: found.start()]}{target}{value[found.end() :]}"
             if isinstance(value, str) and len(value) > MAX_CHARACTERS:
                 return text
@@ -141,10 +141,17 @@ class Values:
             if reference is None:
                 return place
             try:
-                place = _find(reference[1].strip(), self.values, place)
+                place = _find((reference["key"] or reference["ref"] or "").strip(), self.values, place)
             except _Unresolved:
                 return path
         return path
+
+    def is_made_of_others(self, path: KeyPath) -> bool:
+        """Return whether the value at a path is a reference, or has one in it."""
+        value: Any = self.values
+        for key in path:
+            value = value[key]
+        return has_reference(value)
 
     def at(self, path: KeyPath) -> Any:
         """Return the value at a path, references followed; the written text where a reference leads nowhere."""

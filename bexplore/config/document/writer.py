@@ -10,12 +10,14 @@ from typing import Any, TypeAlias
 from bexplore.config.document import toml
 from bexplore.config.document.reader import (
     LINE_BREAK,
+    WORD,
     KeyPath,
     Position,
     find_line_break,
     read_yaml,
+    show,
 )
-from bexplore.config.document.values import as_comparable, is_edit_of
+from bexplore.config.document.values import as_comparable, has_reference, is_edit_of
 from bexplore.errors import UserInputError
 
 _ANCHOR = re.compile(r"&\S+\s*")
@@ -45,11 +47,23 @@ def with_value(text: str, path: KeyPath, value: Scalar, *, beside: KeyPath = (),
     before, positions, _ = read_yaml(text, source)
     place = positions.get(path)
     if place is not None and place.span is not None:
-        changed = _replaced(text, place, value, is_block=isinstance(_value_at(before, path), dict | list))
+        old = _value_at(before, path)
+        _refuse_cut(path, old, value, source)
+        changed = _replaced(text, place, value, is_block=isinstance(old, dict | list))
     else:
         changed = _grown(text, _depth_present(before, path), positions, path, value, beside)
     _check(before, changed, path, value, source)
     return changed
+
+
+def _refuse_cut(path: KeyPath, old: Any, value: Scalar, source: str) -> None:
+    """Refuse a number or the word in place of a reference: the keys that share the value would no longer agree."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if has_reference(old) and (is_number or value == WORD):
+        raise UserInputError(
+            f"{source}: {path[-1]} is {show(old)}, and {value} in its place would cut that link",
+            hint="write it where the reference leads",
+        )
 
 
 def without_section(text: str, name: str, *, source: str) -> str:

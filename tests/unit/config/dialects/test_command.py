@@ -8,8 +8,20 @@ from pathlib import Path
 import pytest
 
 from bexplore.config.config import Config
+from bexplore.config.document.writer import with_value
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
+
+
+def copied(folder: Path, text: str, *overrides: str, name: str = "job.yaml") -> str:
+    """Return the copy of a file that a start with 4 samples and 2 micro-batches gets."""
+    path = folder / name
+    path.write_text(text)
+    command = json.dumps(["train", "{config}"])
+    given = [f"explore.command={command}", "explore.writes_are_fine=true", *overrides]
+    made = load_config(path, overrides=given).command
+    values = made.values(micro_batch_size=4, accumulation=2, num_replicas=1, folder=folder)
+    return made.file.copy(values)
 
 
 def loaded(folder: Path, text: str, *words: str) -> Config:
@@ -89,3 +101,43 @@ def test_a_global_batch_alone_needs_the_number_of_replicas():
     words = json.dumps(["train", "--batch-size", "{global_batch_size}"])
     with pytest.raises(UserInputError, match="needs the number of replicas"):
         load_config(None, overrides=[f"explore.command={words}", "explore.writes_are_fine=true"])
+
+
+AXOLOTL = "base_model: m\ndatasets: [{path: a, type: b}]\nsequence_len: 64\n"
+WITH_SIZE = "micro_batch_size=explore"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "before", "after"),
+    [
+        ("batch_size: explore\nlr: 1\n", ["lr=3"], "lr: 1", "lr: 3"),
+        ("batch_size: explore\nname: ${batch_size}/${output_dir}\n", [], "", ""),
+        ("bs: 8\nbatch_size: !ref <bs>\n", [WITH_SIZE], "bs: 8", "bs: 4"),
+        ("bs: 8\ndata: {batch_size: '${bs}'}\n", [WITH_SIZE], "bs: 8", "bs: 4"),
+        (f"{AXOLOTL}micro_batch_size: ${{bs}}\nbs: 8\n", [WITH_SIZE], "bs: 8", "bs: 4"),
+        (
+            f"{AXOLOTL}micro_batch_size: explore\ngradient_accumulation_steps: ${{div:8,${{micro_batch_size}}}}\n",
+            [],
+            "",
+            "",
+        ),
+        ("SOLVER:\n  IMS_PER_BATCH: Explore\n", [], "Explore", "4"),
+    ],
+)
+def test_a_copy_has_what_is_set_and_every_link(tmp_path, text, overrides, before, after):
+    expected = text.replace("explore\n", "4\n").replace(before, after) if before else text.replace("explore\n", "4\n")
+    copy = copied(tmp_path, text, *overrides)
+    outputs = f'output_dir: "{tmp_path}/output"\n'
+    assert copy.replace(outputs, "") == expected
+
+
+def test_the_word_in_toml_is_written_in_any_case(tmp_path):
+    assert copied(tmp_path, 'local_batch_size = "EXPLORE"\n', name="job.toml") == "local_batch_size = 4\n"
+
+
+@pytest.mark.parametrize("written", ["${oc.env:SIZE}", "${mul:${a},2}", "${a}0"])
+def test_a_size_that_is_made_of_others_is_never_replaced(tmp_path, written):
+    with pytest.raises(UserInputError, match="made of other values"):
+        copied(tmp_path, f"{AXOLOTL}a: 2\nmicro_batch_size: {written}\n", WITH_SIZE)
+    with pytest.raises(UserInputError, match="would cut that link"):
+        with_value(f"a: {written}\n", ("a",), 4, source="job.yaml")
