@@ -21,6 +21,7 @@ from bexplore.config.training_script.parameters import (
     chains,
     choose,
     find_chains,
+    is_of_training,
     make_call,
     rank,
     spell,
@@ -175,8 +176,16 @@ def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Seq
             hint=_tell_edit(fixed, interfaces, start, f"--env {VARIABLE}={_PLACEHOLDER} ") + _further_way(program),
         )
     _refuse_with_settings_file(program, start, interfaces)
-    if any(chain[-1][1].style == configurations.LIGHTNING_CLI for one in interfaces for chain in chains(one)):
-        words = [*start, "fit", "--data.batch_size", _PLACEHOLDER, "--trainer.default_root_dir", "{output_dir}"]
+    lightning = next((one for one in interfaces if one.style == configurations.LIGHTNING_CLI), None)
+    if lightning is not None:
+        words = [
+            *start,
+            *lightning.commands,
+            "--data.batch_size",
+            _PLACEHOLDER,
+            "--trainer.default_root_dir",
+            "{output_dir}",
+        ]
         raise UserInputError(
             f"{path}: neither the model nor the data module of LightningCLI, where they are seen, takes a batch size",
             hint=f"type it with the name that the size has there:\nbexplore init -- {quote_words(words)}",
@@ -232,9 +241,10 @@ def _refuse_with_settings_file(program: Program, start: Sequence[str], interface
 def _tell_edit(edit: Edit, interfaces: Sequence[Interface], start: Sequence[str], options: str) -> str:
     """Return the smallest edit with which a value comes from the environment, and the line to type after it."""
     imported = ", and `import os` among the imports" if edit.needs_import else ""
-    own = [one for interface in interfaces[:1] for one in interface.parameters if one.head]
-    output = next((one.words("{output_dir}") for one in own if rank(one.name, "output_dir") is not None), [])
-    line, means = _explore_line(options, [*start, *output])
+    ways = [chain for interface in interfaces[:1] for chain in chains(interface)]
+    training = [chain for chain in ways if is_of_training(chain)] or ways
+    words = make_call(training[0]).words if training else []
+    line, means = _explore_line(options, [*start, *words])
     number = edit.where.rpartition(":")[2]
     return f"write this in place of line {number}{imported}:\n{edit.line}\nthen type{means}:\n{line}"
 

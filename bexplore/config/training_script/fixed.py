@@ -137,7 +137,10 @@ def _statement(module: Module, node: ast.AST) -> str:
 
 def _is_of_evaluation(place: _Place) -> bool:
     """Return whether a number is that of an evaluation: by its own name, or by what its loader is called."""
-    words = place.name if place.order != _HANDED else f"{place.name} {place.statement.partition('=')[0]}"
+    words = place.name
+    if place.order == _HANDED:
+        around = (one for one in place.module.ancestors(place.value) if isinstance(one, Definition))
+        words = f"{place.name} {place.statement.partition('=')[0]} {' '.join(one.name for one in around)}"
     return OF_EVALUATION.search(words.lower().replace("_", " ")) is not None
 
 

@@ -150,6 +150,8 @@ def _fits(parameter: Parameter, placeholder: str) -> bool:
     if isinstance(default, bool | float):
         return False
     if placeholder != "output_dir":
+        if isinstance(default, int) and default <= 0:
+            return False  # the program computes it
         return OF_EVALUATION.search(parameter.name.lower().replace("_", " ")) is None
     # `out` may be a file: model.pt
     return default is None or (isinstance(default, str) and not PurePath(default).suffix[1:].isalpha())
@@ -163,10 +165,15 @@ def find_chains(interfaces: Sequence[Interface], variables: Sequence[Parameter] 
     found = [chain for one in interfaces for chain in chains(one) if "micro_batch_size" in choose(chain, variables)]
     alone = [chain[-1][1] for chain in found if chain[-1][1].commands]
     found = [chain for chain in found if not any(interface in alone for _, interface in chain[:-1])]
-    training = [chain for chain in found if _OF_TRAINING.search(" ".join(word for word, _ in chain).lower())]
+    training = [chain for chain in found if is_of_training(chain)]
     if training and len(found) > 1:
         return training
     return found
+
+
+def is_of_training(chain: Chain) -> bool:
+    """Return whether a command on the way is called as a training is."""
+    return _OF_TRAINING.search(" ".join(word for word, _ in chain).lower()) is not None
 
 
 def make_call(chain: Chain, variables: Sequence[Parameter] = (), *, config: Parameter | None = None) -> Call:

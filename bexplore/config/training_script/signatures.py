@@ -34,7 +34,7 @@ class Style:
     def parameter(self, name: str, field: _Field, default: Any, *, is_required: bool) -> Parameter:
         """Return a field as the command line takes it."""
         spelt = name.replace("_", "-") if self.has_dashes else name
-        head = "" if is_required and self.required_is_positional else f"{self.prefix}{spelt}"
+        head = "" if is_required and self.required_is_positional and "." not in name else f"{self.prefix}{spelt}"
         head += "=" if head and self.is_assigned else ""
         return Parameter(name=name, head=head, is_required=is_required, default=default, choices=field.choices)
 

@@ -157,6 +157,11 @@ STYLES = {
         "@ex.automain\ndef main(batch_size): ...\n",
         f"with batch_size={MBS}",
     ),
+    "jsonargparse, a class of required fields": (
+        "from jsonargparse import CLI\nfrom dataclasses import dataclass\n@dataclass\nclass C:\n    batch_size: int\n"
+        "def train(c: C): ...\nCLI(train)\n",
+        f"--c.batch_size {MBS}",
+    ),
     "jsonargparse, all of the script": (
         "from jsonargparse import CLI\ndef train(batch_size: int = 16): ...\nif __name__ == '__main__':\n    CLI()\n",
         f"--batch_size {MBS}",
@@ -292,6 +297,22 @@ REFUSED = {
         "from dataclasses import dataclass\n@dataclass\nclass C:\n    batch_size: int = 16  # samples\n",
         "train.py:4: batch_size=16 is fixed",
         '\n    batch_size: int = int(os.environ.get("MICRO_BATCH_SIZE", 16))  # samples\n',
+    ),
+    "a number of a script with commands and required words": (
+        "import fire, os\ndef train(data, out_dir='o'):\n    load(batch_size=16)\ndef show(): ...\nfire.Fire()\n",
+        "train.py:3: batch_size=16 is fixed",
+        "-- python train.py train --data=DATA --out_dir={output_dir}",
+    ),
+    "a size that the program computes": (
+        "import tyro\nfrom dataclasses import dataclass\n@dataclass\nclass Args:\n"
+        "    batch_size: int = 0\ntyro.cli(Args)\n",
+        "no option of train.py is a micro-batch size",
+        "--run-help",
+    ),
+    "the evaluation's loader alone": (
+        "def eval_split(split):\n    return DataLoader(split, batch_size=100)\n",
+        "no option of train.py",
+        "--run-help",
     ),
     "a field with a default": (
         "import os\nfrom dataclasses import dataclass, field\n@dataclass\nclass C:\n"
