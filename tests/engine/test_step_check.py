@@ -1,14 +1,16 @@
-"""Whether a step of the user's own trains at all."""
+"""Whether a step of the user's own trains at all, and the example of one."""
 
 from __future__ import annotations
 
 import pytest
 
+from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
 from bexplore.host.records import from_record
 from bexplore.job import Job, Mode
 from bexplore.measurement.probe import Outcome, Probe
-from tests.builders import imported_job, step_job
+from bexplore.run.fingerprint import describe
+from tests.builders import ROOT, imported_job, step_job
 
 
 def test_the_engine_refuses_a_step_without_gradients_at_the_first_probe(run_on):
@@ -59,3 +61,18 @@ def test_whether_the_samples_of_a_batch_are_seen_is_in_what_a_probe_tells(run_on
 
     assert observation.outcome is Outcome.MEASURED, observation.reason
     assert observation.details["samples_are_seen"] is counts
+
+
+CONFIGS = ROOT / "configs"
+
+
+def test_the_engine_runs_the_example_and_names_its_optimizers(run_on):
+    config = load_config(CONFIGS / "own_step.yaml").on_device("cpu")
+
+    observation = run_on(config.job)(Probe(number=0, micro_batch_size=16))
+
+    assert observation.outcome is Outcome.MEASURED, observation.reason
+    assert observation.details["optimizers"] == ["torch.optim.Adam", "torch.optim.SGD"]
+    assert observation.details["unfused_optimizers"] == ["torch.optim.Adam", "torch.optim.SGD"]
+    assert "AdamW" not in describe(config)
+    assert "optimizers of its own" in describe(config)
