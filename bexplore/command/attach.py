@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from bexplore.engine.protocol.failures import ended_with
+from bexplore.engine.protocol.failures import describe_exit
 from bexplore.errors import UserInputError
 from bexplore.host.process_tree import PROBE_MARK
 
@@ -83,7 +83,7 @@ def _run(python: str, program: str, **variables: str) -> str:
             command, env=environment, capture_output=True, text=True, check=True, timeout=_PYTHON_S
         ).stdout
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or "").strip().splitlines()[-1:] or [f"it {ended_with(error.returncode)}"]
+        said = (error.stderr or "").strip().splitlines()[-1:] or [f"it {describe_exit(error.returncode)}"]
         raise UserInputError(f"{python} cannot be run: {said[0]}", hint=_NAME_IT) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise UserInputError(f"{python} cannot be run: {error}", hint=_NAME_IT) from error

@@ -13,7 +13,7 @@ from bexplore.engine.protocol.failures import (
     COMPILER_MODULES,
     OUT_OF_MEMORY_MESSAGES,
     RankEnd,
-    ended_with,
+    describe_exit,
     is_of_launcher,
     last_line,
     read_ends_by_srun,
@@ -132,7 +132,7 @@ def describe_end(
         )
     trace = _cut_last_traceback(log)
     last = last_line(trace or log) or "it wrote nothing else than logs" if log.strip() else "it wrote nothing"
-    how = f"the command {ended_with(return_code)}" if return_code is not None else "the command was ended"
+    how = f"the command {describe_exit(return_code)}" if return_code is not None else "the command was ended"
     return CommandFailure(
         outcome=Outcome.CRASHED,
         reason=f"{how}: {last}"[:_LONGEST_REASON],
@@ -147,7 +147,7 @@ def _describe_rank_end(end: RankEnd, log: str) -> CommandFailure:
         reason = f"Slurm ended rank {end.shown} at the memory limit of the job"
         return CommandFailure(outcome=Outcome.OUT_OF_MEMORY, reason=reason, traceback_text=log)
     ended_by = signal_name(end.return_code)
-    how = f"was killed by {ended_by}" if ended_by else ended_with(end.return_code)
+    how = f"was killed by {ended_by}" if ended_by else describe_exit(end.return_code)
     reason = f"rank {end.shown} {how}"
     return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log, ended_by=ended_by)
 

@@ -50,7 +50,7 @@ from bexplore.command.verdicts import (
 )
 from bexplore.command.watch import Ending, OpenStart, Watch
 from bexplore.config.command import Command
-from bexplore.engine.protocol.failures import ended_with, full_disk, last_line
+from bexplore.engine.protocol.failures import describe_exit, full_disk, last_line
 from bexplore.errors import UserProgramError
 from bexplore.host.clocks import SUSPENDED
 from bexplore.host.process_tree import PROBE_MARK
@@ -268,7 +268,7 @@ class Judge:
             )
         if ending is Ending.ENDED and not reports.hellos:
             return UserProgramError(
-                f"the command {ended_with(0 if code is None else code)} before any process imported torch",
+                f"the command {describe_exit(0 if code is None else code)} before any process imported torch",
                 hint="run the command by hand first: it must train without bexplore",
                 traceback_text=log,
             )

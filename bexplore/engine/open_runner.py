@@ -56,7 +56,7 @@ class AllRanksRunner(EngineRunner):
                 return dataclasses.replace(alone, probe=probe)
             self._pass_s_alone[probe.micro_batch_size] = alone.pass_time_s
         observation = super().__call__(probe)
-        return self._compared(observation)
+        return self._add_pass_alone(observation)
 
     def prepare(self, probe: Probe) -> None:
         """Compile for a probe in the rank that is alone, which runs it first, while all ranks start."""
@@ -92,7 +92,7 @@ class AllRanksRunner(EngineRunner):
             return micro_batch_size in self._pass_s_alone
         return micro_batch_size <= max(self.largest_measured, self._alone.largest_measured)
 
-    def _compared(self, observation: Observation) -> Observation:
+    def _add_pass_alone(self, observation: Observation) -> Observation:
         """Add the pass of one rank alone to what all ranks measured."""
         alone_s = self._pass_s_alone.get(observation.micro_batch_size)
         parallel = observation.details.get("parallel")
@@ -128,7 +128,7 @@ class VariantsRunner:
 
     def __call__(self, probe: Probe) -> Observation:
         """Run one size of one variant."""
-        runner = self.of(probe.variant)
+        runner = self._runners[probe.variant]
         self._make_room(probe)
         observation = runner(_as_the_variant_runs(probe, runner))
         details = observation.details | {"settings": dict(self._settings[probe.variant])}
@@ -136,19 +136,15 @@ class VariantsRunner:
 
     def prepare(self, probe: Probe) -> None:
         """Compile for a probe ahead of it: see `EngineRunner.prepare`."""
-        runner = self.of(probe.variant)
+        runner = self._runners[probe.variant]
         runner.prepare(_as_the_variant_runs(probe, runner))
-
-    def of(self, variant: int) -> EngineRunner:
-        """Return the runner of a variant."""
-        return self._runners[variant]
 
     def alone(self, variant: int) -> EngineRunner:
         """Return the runner of a variant, and end the workers of all others: what follows needs their memory."""
         for number, runner in enumerate(self._runners):
             if number != variant:
                 runner.close()
-        return self.of(variant)
+        return self._runners[variant]
 
     def close(self) -> None:
         """End all workers of all variants."""
@@ -163,13 +159,13 @@ class VariantsRunner:
 
     def _make_room(self, probe: Probe) -> None:
         """End workers of other variants where a probe needs their memory."""
-        runner = self.of(probe.variant)
+        runner = self._runners[probe.variant]
         self._by_last_use.remove(probe.variant)
         for other in self._by_last_use:
             if device_kind(runner.job.device) != "cpu":
-                self.of(other).rest()
+                self._runners[other].rest()
             elif available_memory_bytes() < _needed_bytes(runner, probe):
-                self.of(other).close()
+                self._runners[other].close()
         self._by_last_use.append(probe.variant)
 
 

@@ -15,7 +15,7 @@ from bexplore.engine.process.launcher import Launcher
 from bexplore.engine.process.limits import STEP_LIMIT_S, Limits, Progress, StageLimits
 from bexplore.engine.process.pool import Workers, is_worth_keeping, may_go_on, must_replace
 from bexplore.engine.program_client import check_build
-from bexplore.engine.protocol.answers import answers_both, charged, observed
+from bexplore.engine.protocol.answers import answers_both, charge_for, make_observation
 from bexplore.engine.protocol.messages import (
     CheckEagerly,
     CompareEager,
@@ -177,7 +177,7 @@ class EngineRunner:
             return self._in_some_mode(probe, RunProbe)
         if not ahead.is_measured and answers_both(ahead.probe, probe):
             return dataclasses.replace(ahead, probe=probe)
-        return charged(self._in_some_mode(probe, RunProbe), ahead)
+        return charge_for(self._in_some_mode(probe, RunProbe), ahead)
 
     def prepare(self, probe: Probe) -> None:
         """Compile for a probe ahead of it, while something else keeps times from being taken.
@@ -353,7 +353,7 @@ class EngineRunner:
                 self._warnings.append(suspended_text(suspension.seconds))
                 details = {"ended_by": signal.SIGSTOP.name}
                 answer = Failed(outcome=Outcome.CRASHED, reason=SUSPENDED, details=details, has_ended=True)
-            answer = self._blamed(answer, request)
+            answer = self._blame(answer, request)
         if suspension.seconds and num_tries > 1:
             self._workers.end_current()
             return self._run(probe, kind, num_tries - 1)
@@ -364,7 +364,7 @@ class EngineRunner:
             warnings, self._warnings = [*self._warnings, *contention.warnings], []
         else:
             warnings = []
-        observation = observed(
+        observation = make_observation(
             answer,
             spawn_s=spawn_s,
             warnings=warnings,
@@ -398,7 +398,7 @@ class EngineRunner:
             uses_cuda_graphs=self.job.compile.uses_cuda_graphs(self.job.device),
         ):
             if is_worth_keeping(worker, probe, shared_mode=mode, on_cpu=self._on_cpu):
-                self._workers.park(needed_bytes=self._need(probe))
+                self._workers.park(needed_bytes=self._estimate_needed_bytes(probe))
             self._workers.end_current()
         if probe.compilation is Compilation.SHARED and not probe.fresh_worker:
             self._workers.bring_back()
@@ -413,7 +413,7 @@ class EngineRunner:
         budget_bytes = self.settings.budget_bytes
         return None if budget_bytes is None or not self._on_cpu else budget_bytes + WORKER_OVERHEAD_BYTES
 
-    def _need(self, probe: Probe) -> int:
+    def _estimate_needed_bytes(self, probe: Probe) -> int:
         """Return the bytes that a probe needs in a worker of its own, so far as that is known."""
         tensors = probe.predicted_peak_memory_bytes or self.settings.budget_bytes or 0
         return tensors + WORKER_OVERHEAD_BYTES
@@ -429,7 +429,7 @@ class EngineRunner:
         is_shared = observation.probe.compilation is Compilation.SHARED
         return mode_after(self._shared_mode, self.settings.shared_modes) if failed and is_shared else None
 
-    def _blamed(self, answer: Done | Failed, request: ProbeRequest) -> Done | Failed:
+    def _blame(self, answer: Done | Failed, request: ProbeRequest) -> Done | Failed:
         """Return the answer to a probe that broke its device, once a new process has run the size without the compiler.
 
         The user's program is to blame only where it fails there too; otherwise what the compiler made of it is.

@@ -197,7 +197,7 @@ def _longest_rows(lengths: Lengths, micro_batch_size: int) -> Integers:
         case Collation.TOKENS:
             longest = np.asarray([samples[-1] for samples in _batches_of_tokens(lengths, micro_batch_size)])
         case Collation.SORTED:
-            longest = _longest_of(_sorted_in_windows(samples, SORTED_BATCHES * micro_batch_size), micro_batch_size)
+            longest = _longest_of(_sort_in_windows(samples, SORTED_BATCHES * micro_batch_size), micro_batch_size)
         case Collation.BUCKETS:
             bounds = np.searchsorted(lengths.buckets, samples)
             parts = [_longest_of(samples[bounds == bucket], micro_batch_size) for bucket in np.unique(bounds)]
@@ -235,7 +235,7 @@ def _longest_of(samples: Integers, micro_batch_size: int) -> Integers:
     return samples[:whole].reshape(-1, micro_batch_size).max(axis=1)
 
 
-def _sorted_in_windows(samples: Integers, window: int) -> Integers:
+def _sort_in_windows(samples: Integers, window: int) -> Integers:
     return np.concatenate([np.sort(samples[start : start + window]) for start in range(0, len(samples), window)])
 
 

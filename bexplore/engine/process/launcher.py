@@ -231,10 +231,10 @@ class Launcher:
         if self.kind == "ray":
             return [sys.executable, "-P", "-m", "bexplore.engine.process.launcher", count, *worker]
         words = [word.replace("{num_ranks}", count) for word in shlex.split(self.kind)]
-        return [part for word in words for part in (worker if word == "{worker}" else [_filled(word, worker)])]
+        return [part for word in words for part in (worker if word == "{worker}" else [_fill(word, worker)])]
 
 
-def _filled(word: str, worker: Sequence[str]) -> str:
+def _fill(word: str, worker: Sequence[str]) -> str:
     """Put the worker's command into a word that holds more, such as a script of a shell."""
     return word.replace("{worker}", shlex.join(worker))
 

@@ -101,7 +101,7 @@ class Limits:
     total_s: float | None = None  # seconds of the whole answer; None for no limit
     resident_bytes: int | None = None  # resident memory of the worker and its children; None for no limit
 
-    def of_stage_s(self, stage: str) -> float | None:
+    def stage_limit_s(self, stage: str) -> float | None:
         """Return the seconds that a stage may be silent; None for no limit."""
         return self.stage_s(stage) if callable(self.stage_s) else self.stage_s
 
@@ -121,7 +121,7 @@ class Patience:
 
     def lost(self) -> str:
         """Return why the worker is lost; empty while it is not."""
-        now, limit_s = time.monotonic(), self._limits.of_stage_s(self.stage)
+        now, limit_s = time.monotonic(), self._limits.stage_limit_s(self.stage)
         if limit_s is not None and now - self._heard_s > limit_s:
             return f"no progress in stage '{self.stage}' for {limit_s:.0f} s"
         total_s = self._limits.total_s

@@ -24,8 +24,8 @@ from bexplore.engine.process.worker_process import (
     start_process,
     waiting,
 )
-from bexplore.engine.protocol.answers import blamed, merged, named, with_end_of_rank
-from bexplore.engine.protocol.failures import ended_with, last_line
+from bexplore.engine.protocol.answers import find_blamed_rank, merge_answers, name_rank_of, with_end_of_rank
+from bexplore.engine.protocol.failures import describe_exit, last_line
 from bexplore.engine.protocol.messages import (
     FROM_WORKER,
     Answer,
@@ -124,10 +124,10 @@ class RankGroup:
         Of a failure the answer is that of the rank to blame, and the group has ended.
         """
         with waiting():
-            failure = self._joined(on_progress)
-            return failure if failure is not None else self._asked_all(request, limits, on_progress)
+            failure = self._join(on_progress)
+            return failure if failure is not None else self._ask_all(request, limits, on_progress)
 
-    def _joined(self, on_progress: Progress) -> Failed | Refused | None:
+    def _join(self, on_progress: Progress) -> Failed | Refused | None:
         """Let all ranks call and join; return why they have not."""
         if self._has_joined:
             return None
@@ -138,7 +138,7 @@ class RankGroup:
         limits = Limits(stage_s=FIRST_LIMITS_S["join"])
         is_one_host = len({hello.host for hello in self._hellos.values()}) == 1
         store = OpenStore(is_one_host=is_one_host, timeout_s=FIRST_LIMITS_S["join"])
-        opened = self._asked([0], store, limits, lambda report: None)
+        opened = self._ask_ranks([0], store, limits, lambda report: None)
         if not isinstance(opened, Done):
             return opened
         address = self._called[0].address
@@ -148,7 +148,7 @@ class RankGroup:
             is_one_host=is_one_host,
             timeout_s=COLLECTIVE_LIMIT_S,
         )
-        joined = self._asked(range(self._launcher.num_ranks), request, limits, lambda report: None)
+        joined = self._ask_ranks(range(self._launcher.num_ranks), request, limits, lambda report: None)
         if not isinstance(joined, Done):
             return joined
         self._has_joined = True
@@ -199,15 +199,15 @@ class RankGroup:
         last = last_line(self._log.tail_text()) or "it wrote nothing"
         return Refused.of(
             EngineError(
-                f"the launcher {ended_with(status)} before its ranks called: {last}",
+                f"the launcher {describe_exit(status)} before its ranks called: {last}",
                 hint="run it by hand: " + shlex.join(self._launcher.command("HOST:PORT", ())),
             )
         )
 
-    def _asked_all(self, request: Request, limits: Limits, on_progress: Progress) -> Answer:
-        return self._asked(range(self._launcher.num_ranks), request, limits, on_progress)
+    def _ask_all(self, request: Request, limits: Limits, on_progress: Progress) -> Answer:
+        return self._ask_ranks(range(self._launcher.num_ranks), request, limits, on_progress)
 
-    def _asked(self, which: Sequence[int], request: Request, limits: Limits, on_progress: Progress) -> Answer:
+    def _ask_ranks(self, which: Sequence[int], request: Request, limits: Limits, on_progress: Progress) -> Answer:
         peers = {rank: self._peer(self._called[rank], limits) for rank in which}
         for one in peers.values():
             one.send(request)
@@ -241,13 +241,13 @@ class RankGroup:
             answers = {rank: one.answer for rank, one in ranks.items() if isinstance(one.answer, Done)}
             if set(answers) != set(range(self._launcher.num_ranks)):
                 return answers[0]  # of the first rank alone
-            return merged(answers, self._hellos, launcher=self._launcher.kind)
+            return merge_answers(answers, self._hellos, launcher=self._launcher.kind)
         self.close()
         if refused is not None:
             return refused
         log = self._log.tail_text()
-        rank = blamed(failures, log)
-        return named(
+        rank = find_blamed_rank(failures, log)
+        return name_rank_of(
             with_end_of_rank(failures[rank], rank, log), self._hellos[rank], num_ranks=self._launcher.num_ranks
         )
 

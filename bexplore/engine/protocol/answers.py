@@ -26,7 +26,7 @@ _SMALLEST = ("total_memory_bytes", "free_memory_bytes")
 _OF_RANK = ("peak_memory_bytes", "resident_memory_bytes")
 
 
-def observed(answer: Done | Failed, *, spawn_s: float, warnings: Sequence[str], **common: Any) -> Observation:
+def make_observation(answer: Done | Failed, *, spawn_s: float, warnings: Sequence[str], **common: Any) -> Observation:
     """Return the observation of an answer."""
     start_time_s = answer.start_time_s + spawn_s
     if isinstance(answer, Failed):
@@ -52,7 +52,7 @@ def answers_both(one: Probe, other: Probe) -> bool:
     return (one.micro_batch_size, one.compilation) == (other.micro_batch_size, other.compilation)
 
 
-def charged(observation: Observation, ahead: Observation) -> Observation:
+def charge_for(observation: Observation, ahead: Observation) -> Observation:
     """Add what was done ahead of an observation to it."""
     start_time_s = observation.start_time_s
     if observation.worker == ahead.worker:
@@ -65,7 +65,7 @@ def charged(observation: Observation, ahead: Observation) -> Observation:
     )
 
 
-def blamed(failures: Mapping[int, Failed], log: str = "") -> int:
+def find_blamed_rank(failures: Mapping[int, Failed], log: str = "") -> int:
     """Return the rank whose failure is the cause of the others'.
 
     A rank that died explains more than one that answers: a rank out of memory may still say so, but one that was killed
@@ -101,7 +101,7 @@ def with_end_of_rank(failure: Failed, rank: int, log: str) -> Failed:
     return lost(told.outcome, told.reason, log, ended_by=told.ended_by)
 
 
-def named(failure: Failed, hello: Hello, *, num_ranks: int) -> Failed:
+def name_rank_of(failure: Failed, hello: Hello, *, num_ranks: int) -> Failed:
     """Return a failure with its rank; the group of ranks that it has ended serves no other request."""
     where = f"rank {hello.rank} of {num_ranks} on {hello.host}"
     details = failure.details | {"failed_rank": hello.rank, "failed_host": hello.host}
@@ -110,7 +110,7 @@ def named(failure: Failed, hello: Hello, *, num_ranks: int) -> Failed:
     )
 
 
-def merged(answers: Mapping[int, Done], hellos: Mapping[int, Hello], *, launcher: str) -> Done:
+def merge_answers(answers: Mapping[int, Done], hellos: Mapping[int, Hello], *, launcher: str) -> Done:
     """Return one answer of all ranks.
 
     Times are those on which the ranks have agreed, so the first rank's are everybody's; of memory and of the compiler

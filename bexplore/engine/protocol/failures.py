@@ -317,7 +317,7 @@ def full_disk(text: str) -> EngineError | None:
     )
 
 
-def ended_with(return_code: int) -> str:
+def describe_exit(return_code: int) -> str:
     """Return how a process ended, for people: by which signal, else with which status."""
     name = signal_name(return_code)
     return f"was ended by {name}" if name else f"ended with status {return_code}"

@@ -66,18 +66,18 @@ class Batches:
         """Return a batch of the longest samples, or of the only length that there is."""
         return self._ready(self._workload.make_batch(micro_batch_size), micro_batch_size)
 
-    def timed(self, micro_batch_size: int, lengths: Lengths | None = None) -> Batch | BatchMix:
+    def make_timed(self, micro_batch_size: int, lengths: Lengths | None = None) -> Batch | BatchMix:
         """Return what a pass of a size is timed with: the batches that stand for all of its lengths."""
         make, lengths = self._workload.make_batch_of_length, lengths or self._workload.job.lengths
         if make is None or lengths is None:
             return self.longest(micro_batch_size)
         typical = lengths.typical_batches(micro_batch_size)
-        batches = (self.of_length(one.num_rows, one.length) for one in typical)
+        batches = (self.make_of_length(one.num_rows, one.length) for one in typical)
         # the size over the mean seconds of its passes is samples per second, whatever the rows of its batches
         scale = micro_batch_size / sum(one.share * one.num_rows for one in typical)
         return BatchMix(tuple(batches), tuple(one.share * scale for one in typical))
 
-    def of_length(self, micro_batch_size: int, length: int) -> Batch:
+    def make_of_length(self, micro_batch_size: int, length: int) -> Batch:
         """Return a batch whose rows have a length; for workloads of several lengths."""
         assert self._workload.make_batch_of_length is not None
         return self._ready(self._workload.make_batch_of_length(micro_batch_size, length), micro_batch_size)
@@ -126,7 +126,7 @@ def sample_dimensions(workload: Workload) -> list[Dimensions]:
     """Return the dimensions of each compiled block's inputs, by passes forward over two numbers of samples."""
     assert workload.loss_module is not None  # blocks are those of a loss module
     shapes = [_input_shapes(workload, workload.loss_module, size) for size in COMPARED_SIZES]
-    return [_grown(*pair) for pair in zip(*shapes, strict=True)]
+    return [_find_growing(*pair) for pair in zip(*shapes, strict=True)]
 
 
 def mark_inputs(
@@ -161,7 +161,7 @@ def _input_shapes(workload: Workload, loss_module: nn.Module, micro_batch_size: 
     return [found.get(block, []) for block in workload.compiled_modules]
 
 
-def _grown(small: list[tuple[int, ...]], large: list[tuple[int, ...]]) -> Dimensions:
+def _find_growing(small: list[tuple[int, ...]], large: list[tuple[int, ...]]) -> Dimensions:
     """Return of each tensor the first dimension in which two shapes differ."""
     return [
         next((index for index, (one, other) in enumerate(zip(*pair, strict=True)) if one != other), None)

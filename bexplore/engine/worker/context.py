@@ -65,7 +65,7 @@ def call(address: str, place: Place) -> Connection:
     """
     host, _, port = address.rpartition(":")
     key = os.environ.pop(KEY_VARIABLE)  # the user's code, and what it starts, do not need it
-    connection = _connected(host, int(port), key.encode())
+    connection = _connect(host, int(port), key.encode())
     step = ".".join(filter(None, (os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_STEP_ID"))))
     mark = os.environ.get(WORKER_MARK, "")
     send(
@@ -84,7 +84,7 @@ def call(address: str, place: Place) -> Connection:
     return connection
 
 
-def _connected(host: str, port: int, key: bytes) -> Connection:
+def _connect(host: str, port: int, key: bytes) -> Connection:
     """Connect; where nobody listens yet, wait: ranks that the user starts may be there before the explorer.
 
     An explorer to which very many connect may end a connection before its handshake: it is called again.
@@ -121,7 +121,9 @@ class Context:
 
     def own_device(self, name: str) -> str:
         """Return this rank's device of a kind: of several on a host, the one with its number there."""
-        return str(load_module("device").of_rank(name, self.place.local_rank)) if self.place.num_ranks > 1 else name
+        if self.place.num_ranks == 1:
+            return name
+        return str(load_module("device").find_device_of_rank(name, self.place.local_rank))
 
     def failure_of(self, error: Exception) -> Failure:
         """Classify what the user's code raised."""

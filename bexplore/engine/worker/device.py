@@ -75,7 +75,7 @@ def device_info(name: str) -> dict[str, Any]:
     return facts
 
 
-def of_rank(name: str, local_rank: int) -> str:
+def find_device_of_rank(name: str, local_rank: int) -> str:
     """Return the device of one of several ranks on this host: of a kind of accelerators, the one with its number."""
     visible = _visible_accelerators()
     kind = device_kind(name)

@@ -154,7 +154,7 @@ def _run(session: Session, probe: Probe, pass_budget_s: float) -> ProbeFacts:
     collations = _time_collations(session, timed_batch, probe)
 
     session.report(stage="updates")
-    update_times_s = steps.timed_updates(MAX_UPDATES, batch) if session.is_training else []
+    update_times_s = steps.time_updates(MAX_UPDATES, batch) if session.is_training else []
     num_retries = num_alloc_retries(session.device) - num_retries
     return ProbeFacts(
         timed=dataclasses.replace(timed, details={**timed.details, **collations}),
@@ -223,7 +223,7 @@ def _make_others(session: Session, probe: Probe) -> tuple[dict[int, Batch | Batc
             batches[size] = session.make_timed_batch(size)
             if size not in session.usual_pass_s:  # it ran in an earlier process
                 session.compile_pass(batches[size])
-                session.usual_pass_s[size] = session.steps.timed_pass(batches[size])
+                session.usual_pass_s[size] = session.steps.time_pass(batches[size])
     except Exception as error:  # of the other size, in any way; the observation keeps it
         return {}, headline(error)
     return batches, ""
@@ -287,7 +287,7 @@ def _time_collations(session: Session, timed_batch: Batch | BatchMix, probe: Pro
 
 def _seconds_over(session: Session, timed_batch: Batch | BatchMix, micro_batch_size: int, other: Lengths) -> float:
     """Return the seconds of a pass of other batches over those of the timed ones."""
-    batch = session.batches.timed(micro_batch_size, other)
+    batch = session.batches.make_timed(micro_batch_size, other)
     session.compile_pass(batch)
     session.report(stage="passes")
     pairs = [(run_pass(session.steps, batch), run_pass(session.steps, timed_batch)) for _ in range(COLLATION_PAIRS)]

@@ -110,7 +110,7 @@ def highest_sum(events: Iterable[tuple[int, int]], *, alive: Mapping[int, int]) 
     running = peak = sum(sizes.values())
     for address, num_bytes in events:
         if num_bytes > 0:
-            for gone in _overlapped(starts, sizes, address, num_bytes):
+            for gone in _find_overlapped(starts, sizes, address, num_bytes):
                 starts.remove(gone)
                 running -= sizes.pop(gone)
             bisect.insort(starts, address)
@@ -123,7 +123,7 @@ def highest_sum(events: Iterable[tuple[int, int]], *, alive: Mapping[int, int]) 
     return peak
 
 
-def _overlapped(starts: list[int], sizes: dict[int, int], address: int, num_bytes: int) -> list[int]:
+def _find_overlapped(starts: list[int], sizes: dict[int, int], address: int, num_bytes: int) -> list[int]:
     """Return the starts of blocks that a new one overlaps; blocks that are alive never overlap each other."""
     found = []
     place = bisect.bisect_left(starts, address + num_bytes)

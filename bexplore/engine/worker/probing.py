@@ -83,18 +83,18 @@ class _Probing:
             failure = self._context.failure_of(error)
         # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.
         shared_mode = self._session.shared_mode if self._session is not None else None
-        failure = self._diagnosed(failure, request)
+        failure = self._diagnose(failure, request)
         is_reusable = failure.is_clean and isinstance(request, RunProbe) and self._try_recover()
         has_headroom = self._session.has_headroom if is_reusable and self._session is not None else None
         return failed(failure, shared_mode=shared_mode, is_reusable=is_reusable, has_headroom=has_headroom)
 
     def _prepare(self, request: ProbeRequest) -> Done:
-        session, start_time_s = self._opened(request)
+        session, start_time_s = self._open(request)
         session.prepare(request.probe.micro_batch_size)
         return Done(shared_mode=session.shared_mode, start_time_s=start_time_s)
 
     def _run(self, request: ProbeRequest) -> Answer:
-        session, start_time_s = self._opened(request)
+        session, start_time_s = self._open(request)
         try:
             values = measure(session, request.probe, pass_budget_s=request.pass_budget_s)
         except NotFiniteError as error:
@@ -110,7 +110,7 @@ class _Probing:
             has_headroom=session.has_headroom,
         )
 
-    def _opened(self, request: ProbeRequest) -> tuple[Session, float]:
+    def _open(self, request: ProbeRequest) -> tuple[Session, float]:
         """Build the job unless it is there already; return it and the seconds that this took."""
         device = self._context.take_device(request.job.device)
         if self._session is not None:
@@ -135,7 +135,7 @@ class _Probing:
         except Exception:  # of a device in a broken state: the refusal is what is reported
             return False
 
-    def _diagnosed(self, failure: Failure, request: ProbeRequest) -> Failure:
+    def _diagnose(self, failure: Failure, request: ProbeRequest) -> Failure:
         """Tell a bug of the user's from one of the compiler's by running the same size without the compiler.
 
         Dynamo reports errors of the user's own code (a shape error met with fake tensors, say) under its own types, and

@@ -166,8 +166,8 @@ def _look_at_plan(job: Job) -> dict[str, Any]:
         model = trace_job(job, full_depth=True, observe=graphs.observe)
     except TraceError as error:
         cause = error.__cause__ if error.__cause__ is not None else error
-        return {"problems": (_described(cause),)}
-    changes = _of_cost_model(model)
+        return {"problems": (_describe_failure(cause),)}
+    changes = _read_cost_model(model)
     if graphs.num_graphs:
         largest = graphs.largest()
         changes |= {
@@ -183,7 +183,7 @@ def _look_at_plan(job: Job) -> dict[str, Any]:
     return changes
 
 
-def _of_cost_model(model: CostModel) -> dict[str, Any]:
+def _read_cost_model(model: CostModel) -> dict[str, Any]:
     return {
         "traced_device": model.device,
         "num_parameters": model.num_parameters,
@@ -215,19 +215,19 @@ def _look_across_sizes(job: Job) -> dict[str, Any]:
     except BexploreError:
         raise
     except Exception as error:  # the user's code on fake tensors may fail in any way, which is the result
-        return {"problems": (_described(error),)}
+        return {"problems": (_describe_failure(error),)}
     finally:
         torch.compiler.reset()
     return {
         "num_graphs": first.num_graphs,
         "num_graph_breaks": len(first.graph_breaks),
-        "graph_breaks": _merged(_item_of_break(one, job) for one in first.graph_breaks),
+        "graph_breaks": _merge(_item_of_break(one, job) for one in first.graph_breaks),
         "num_eager_operators": sum(item.count for item in eager_operators),
         "eager_operators": eager_operators,
         "num_fixed_sizes": len(fixed),
-        "fixed_sizes": _merged(fixed.values()),
+        "fixed_sizes": _merge(fixed.values()),
         "num_recompiles": len(recompiles),
-        "recompiles": _merged(recompiles),
+        "recompiles": _merge(recompiles),
         "problems": (),
     }
 
@@ -259,7 +259,7 @@ class _OutsideGraphs(CompilableMode):
 
     def items(self) -> tuple[Item, ...]:
         """Return the operators so far."""
-        return _merged(self._items)
+        return _merge(self._items)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note it where it is a compiled module's and in no graph."""
@@ -271,11 +271,11 @@ class _OutsideGraphs(CompilableMode):
 
 
 def _user_line(job: Job) -> str:
-    """Return the innermost frame outside of torch and of this package, as `_shown`; empty where there is none."""
+    """Return the innermost frame outside of torch and of this package, as `_show_place`; empty where there is none."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_NO_USERS_FILES):
         frame = frame.f_back
-    return _shown(frame.f_code.co_filename, frame.f_lineno, job) if frame is not None else ""
+    return _show_place(frame.f_code.co_filename, frame.f_lineno, job) if frame is not None else ""
 
 
 def _run_fake(
@@ -297,7 +297,7 @@ def _prefer_symbolic(batch: Batch, workload: Workload) -> None:
 
 
 def _item_of_break(one: GraphBreak, job: Job) -> Item:
-    return Item(label=one.reason, where=_shown(one.path, one.line, job) if one.path else "")
+    return Item(label=one.reason, where=_show_place(one.path, one.line, job) if one.path else "")
 
 
 @contextlib.contextmanager
@@ -310,7 +310,7 @@ def _fixed_sizes(job: Job) -> Iterator[dict[tuple[str, int | None], Item]]:
         for stack in getattr(environment, "specialization_stacks", {}).values():
             frame = next((one for one in reversed(stack) if not one.filename.startswith(_OWN_FOLDERS)), None)
             if frame is not None:
-                where = _shown(frame.filename, frame.lineno, job)
+                where = _show_place(frame.filename, frame.lineno, job)
                 fixed[frame.filename, frame.lineno] = Item(label=(frame.line or "a size").strip(), where=where)
         return original(environment, *arguments, **keywords)
 
@@ -331,7 +331,7 @@ def _recompile(reason: str) -> Item:
     return Item(label=label, where=Path(place[1]).name if place else "")
 
 
-def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
+def _merge(items: Iterable[Item]) -> tuple[Item, ...]:
     """Merge items of one label: the sum of the counts and the first places."""
     counts: Counter[str] = Counter()
     places: dict[str, dict[str, None]] = {}
@@ -344,7 +344,7 @@ def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
     )
 
 
-def _described(error: BaseException) -> str:
+def _describe_failure(error: BaseException) -> str:
     """Describe a failure in one line, with the innermost place of the user's own code."""
     places = [(path, int(number)) for path, number in _STACK_LINE.findall(str(error))]
     places += [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
@@ -378,7 +378,7 @@ def _place(node: Any) -> str:
     return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
 
 
-def _shown(path: str, line: int | None, job: Job) -> str:
+def _show_place(path: str, line: int | None, job: Job) -> str:
     """Return a place relative to the job's own folder where it lies there: no path of this machine is kept."""
     root = Path(job.import_root or ".").resolve()
     target = Path(path)

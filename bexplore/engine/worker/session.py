@@ -89,11 +89,11 @@ class MemoryStep:
         if known is not None:
             return dataclasses.replace(known, passes=(run_pass(self._steps, batch),))
         is_long = needs_no_warm_up(self._device, expected_pass_s) and self._steps.zeros_stand_for_a_pass
-        return self._measured(batch, micro_batch_size, num_steps=1, zeros_for=self._trained if is_long else None)
+        return self._measure(batch, micro_batch_size, num_steps=1, zeros_for=self._trained if is_long else None)
 
     def verify(self, batch: Batch, micro_batch_size: int) -> StepMemory:
         """Run the steps of the final answer, whose peak is always read."""
-        return self._measured(batch, micro_batch_size, num_steps=STEPS_OF_VERIFICATION, zeros_for=None)
+        return self._measure(batch, micro_batch_size, num_steps=STEPS_OF_VERIFICATION, zeros_for=None)
 
     def peak_of_one(self, batch: Batch) -> PeakMemory | None:
         """Return the peak of one step of another program than the one that is measured."""
@@ -103,7 +103,7 @@ class MemoryStep:
         alive, hidden_bytes = self._steps.alive(batch), self._steps.bucket_bytes
         return measure_peak(step, self._device, alive=alive, hidden_bytes=hidden_bytes)
 
-    def _measured(
+    def _measure(
         self, batch: Batch, micro_batch_size: int, *, num_steps: int, zeros_for: Sequence[torch.nn.Parameter] | None
     ) -> StepMemory:
         gradients: list[Gradient] = []
@@ -285,7 +285,7 @@ class Session:
         began_cpu_s = time.process_time()
         together = self.steps.num_back_to_back(self.usual_pass_s.get(micro_batch_size, 0.0))
         counts = [min(together, num_passes - done) for done in range(0, num_passes, together)]
-        times_s = [self.steps.timed_pass(batch, count) for count in counts]
+        times_s = [self.steps.time_pass(batch, count) for count in counts]
         cpu_time_s = (time.process_time() - began_cpu_s) * len(times_s) / num_passes
         loss = self.steps.loss()
         num_compiled = self.watch.take().num_graphs
@@ -363,7 +363,7 @@ class Session:
     def make_timed_batch(self, micro_batch_size: int) -> Batch | BatchMix:
         """Return what a pass of a size is timed with."""
         self.report(stage="batch")
-        return self.batches.timed(micro_batch_size)
+        return self.batches.make_timed(micro_batch_size)
 
     def compile_pass(self, timed_batch: Batch | BatchMix) -> float:
         """Run a pass and an update where something may still have to be built; return the seconds of building passes.

@@ -133,7 +133,7 @@ def find_batch_coupled_modules(roots: Sequence[nn.Module]) -> tuple[tuple[str, .
             "No module is known to cause it: look for a loss that compares the samples of a batch, a mean weighted by "
             "padding, or a sum where a mean is meant."
         )
-    sentence = "; ".join(f"{cause}: {_truncated(names)}" for cause, names in by_cause.items())
+    sentence = "; ".join(f"{cause}: {_truncate(names)}" for cause, names in by_cause.items())
     return tuple(name for names in by_cause.values() for name in names), f"{sentence}."
 
 
@@ -146,7 +146,7 @@ def _cause(module: nn.Module) -> str | None:
     return next((cause for cause, pattern in _BY_CLASS_NAME if pattern.search(name)), None)
 
 
-def _truncated(names: list[str]) -> str:
+def _truncate(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 

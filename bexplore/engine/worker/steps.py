@@ -155,33 +155,33 @@ class Steps:
 
     def first_pass(self, batch: Batch) -> float:
         """Return the seconds of a pass in which the compiler may run."""
-        return self._timed(lambda: self.forward_backward(batch)).seconds
+        return self._time_call(lambda: self.forward_backward(batch)).seconds
 
-    def timed_pass(self, batch: Batch, num_passes: int = 1) -> float:
+    def time_pass(self, batch: Batch, num_passes: int = 1) -> float:
         """Return the mean seconds of passes back to back; those in which the compiler ran are run again.
 
         Where only the last pass of a step reduces gradients, it is the mean over the passes of a step: t_in + (t_last -
         t_in) / A, with the times of a pass without and with the reduction, and the accumulation steps A.
         """
         if isinstance(batch, BatchMix):
-            return self._timed_mix(batch, num_passes)
+            return self._time_mix(batch, num_passes)
         if not self.synchronizes_last:
-            return self._timed_passes(batch, num_passes, is_last=True)
+            return self._time_passes(batch, num_passes, is_last=True)
         share = self.reduction_share(len_of(batch))
-        inner_s = 0.0 if share == 1.0 else self._timed_passes(batch, num_passes, is_last=False)
+        inner_s = 0.0 if share == 1.0 else self._time_passes(batch, num_passes, is_last=False)
         waited_s, own_inner_s = self.waited_s, self._own_s / num_passes
-        last_s = self._timed_passes(batch, num_passes, is_last=True)
+        last_s = self._time_passes(batch, num_passes, is_last=True)
         if share == 1.0:
             inner_s, own_inner_s = last_s, self._own_s / num_passes
         self.waited_s = waited_s + (self.waited_s - waited_s) * share
         self.pass_times_by_kind_s.append((len_of(batch), inner_s, last_s, own_inner_s))
         return inner_s + (last_s - inner_s) * share
 
-    def _timed_mix(self, mix: BatchMix, num_passes: int) -> float:
+    def _time_mix(self, mix: BatchMix, num_passes: int) -> float:
         num_before = len(self.pass_times_by_kind_s)
         times_s, waits_s = [], []
         for batch in mix.batches:
-            times_s.append(self.timed_pass(batch, num_passes))
+            times_s.append(self.time_pass(batch, num_passes))
             waits_s.append(self.waited_s)
         self.waited_s = _mean(waits_s, mix.shares)
         own = self.pass_times_by_kind_s[num_before:]
@@ -208,13 +208,13 @@ class Steps:
             return 0.0
         return min(1.0, micro_batch_size / self._replica_batch_size)
 
-    def _timed_passes(self, batch: Batch, num_passes: int, *, is_last: bool) -> float:
+    def _time_passes(self, batch: Batch, num_passes: int, *, is_last: bool) -> float:
         def passes() -> None:
             for _ in range(num_passes):
                 self.forward_backward(batch, is_last=is_last)
 
         for _ in range(1 + MAX_REPEATED_PASSES):
-            agreed = self._timed(passes)
+            agreed = self._time_call(passes)
             if agreed.num_compilations == 0:
                 self.waited_s = agreed.waited_s / num_passes
                 return agreed.seconds / num_passes
@@ -224,7 +224,7 @@ class Steps:
             "timed: something that the program reads as a constant changes from pass to pass."
         )
 
-    def timed_updates(self, num_updates: int, batch: Batch) -> list[float]:
+    def time_updates(self, num_updates: int, batch: Batch) -> list[float]:
         """Return the seconds of updates, each with the gradients that there are now; none in which the compiler ran.
 
         On CUDA they follow a pass, and nothing is waited for in between, as in training: the host queues the update
@@ -237,7 +237,7 @@ class Steps:
         times_s = []
         for _ in range(num_updates):
             self.attach(gradients)
-            agreed = self._timed(self.update)
+            agreed = self._time_call(self.update)
             times_s += [agreed.seconds] if agreed.num_compilations == 0 else []
         return times_s
 
@@ -261,15 +261,15 @@ class Steps:
         end.record(stream)
         return start, end
 
-    def _timed(self, run: Callable[[], None]) -> Agreement:
+    def _time_call(self, run: Callable[[], None]) -> Agreement:
         """Time one call by device events on CUDA, by the wall clock elsewhere; all ranks get the slowest one's time."""
         self._ranks.begin_together()
         before = self.num_compilations
-        seconds, waited_s = self._timed_here(run)
+        seconds, waited_s = self._time_here(run)
         self._own_s = seconds
         return self._ranks.agree(Agreement(seconds, waited_s, self.num_compilations - before))
 
-    def _timed_here(self, run: Callable[[], None]) -> tuple[float, float]:
+    def _time_here(self, run: Callable[[], None]) -> tuple[float, float]:
         """Return the seconds of a call, and for how long one of its threads waited for a processor."""
         synchronize(self._device)
         if self._device.type == "cuda":

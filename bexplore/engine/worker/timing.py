@@ -131,7 +131,7 @@ def time_size(
 def run_pass(steps: Steps, batch: Batch, last_s: float = 0.0) -> RanPass:
     """Run a pass, timed; or as many back to back as the seconds of the last one ask for."""
     num_passes = steps.num_back_to_back(last_s)
-    seconds = steps.timed_pass(batch, num_passes)
+    seconds = steps.time_pass(batch, num_passes)
     return RanPass(seconds, steps.waited_s, steps.loss(), num_passes)
 
 
@@ -181,7 +181,7 @@ def time_pairs(
     last_s, timings, spent_s = dict.fromkeys(kinds, usual_pass_s), {kind: list[Timing]() for kind in kinds}, 0.0
     for kind, context in kinds.items() if not is_warm else ():
         with context():
-            last_s[kind] = steps.timed_pass(batch)
+            last_s[kind] = steps.time_pass(batch)
         spent_s += last_s[kind] * num_batches
 
     def enough() -> bool:
@@ -207,7 +207,7 @@ def _timing(steps: Steps, batch: Batch | BatchMix, pass_s: float) -> Timing:
     while seconds * num_batches < TIMING_S:
         wanted = math.ceil((TIMING_S / num_batches - seconds) / max(pass_s, 1e-6))
         together = min(max(1, wanted), MAX_BACK_TO_BACK)
-        pass_s = steps.timed_pass(batch, together)
+        pass_s = steps.time_pass(batch, together)
         num_passes, seconds = num_passes + together, seconds + together * pass_s
     return Timing(num_passes, seconds)
 

@@ -17,7 +17,7 @@ class StepsOfOneSpeed:
     def __init__(self) -> None:
         self.spent_s, self._number = 0.0, 0
 
-    def timed_pass(self, batch: object, num_passes: int = 1) -> float:
+    def time_pass(self, batch: object, num_passes: int = 1) -> float:
         self.spent_s += num_passes * PASS_S * BatchMix.num_batches(batch)
         self._number += 1
         return PASS_S * (1.3 if self._number % 2 else 0.7)  # so noisy that the pairs never suffice

@@ -54,9 +54,9 @@ def test_the_peak_of_a_probe_is_that_of_a_batch_of_the_longest_samples():
 def test_a_pass_is_one_of_each_typical_batch_and_its_time_their_mean(monkeypatch):
     session = session_of(job_of(LENGTHS))
     typical = LENGTHS.typical_batches(SIZE)
-    monkeypatch.setattr(session.steps, "_timed_passes", lambda batch, *_arguments, **_named: float(batch[0].size(1)))
+    monkeypatch.setattr(session.steps, "_time_passes", lambda batch, *_arguments, **_named: float(batch[0].size(1)))
 
-    seconds = session.steps.timed_pass(session.batches.timed(SIZE))
+    seconds = session.steps.time_pass(session.batches.make_timed(SIZE))
 
     assert len(typical) > 1
     assert seconds == pytest.approx(sum(one.share * one.length for one in typical))
@@ -65,9 +65,9 @@ def test_a_pass_is_one_of_each_typical_batch_and_its_time_their_mean(monkeypatch
 def test_batches_of_so_many_tokens_count_for_their_samples(monkeypatch):
     lengths = dataclasses.replace(LENGTHS, collation=Collation.TOKENS)
     session = session_of(job_of(lengths))
-    monkeypatch.setattr(session.steps, "_timed_passes", lambda batch, *_arguments, **_named: float(batch[0].size(0)))
+    monkeypatch.setattr(session.steps, "_time_passes", lambda batch, *_arguments, **_named: float(batch[0].size(0)))
 
-    seconds = session.steps.timed_pass(session.batches.timed(SIZE))
+    seconds = session.steps.time_pass(session.batches.make_timed(SIZE))
 
     assert SIZE / seconds == pytest.approx(1.0)  # a second a sample, whatever the rows of a batch
 

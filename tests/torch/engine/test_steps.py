@@ -103,7 +103,7 @@ def steps_on(cuda: FakeCuda, device: str, *, host_s: float, device_s: float, upd
 def test_a_pass_is_timed_on_the_stream_of_its_own_device(cuda):
     steps = steps_on(cuda, "cuda:1", host_s=0.001, device_s=0.080)
 
-    assert steps.timed_pass(4) == pytest.approx(0.081)
+    assert steps.time_pass(4) == pytest.approx(0.081)
     assert cuda.host_s == pytest.approx(0.081)  # and it was waited for
 
 
@@ -126,7 +126,7 @@ def compiling_steps(cuda: FakeCuda, compiled_passes: Iterable[int]) -> tuple[Ste
 def test_a_pass_in_which_the_compiler_ran_is_repeated_and_left_out(cuda):
     steps, ran = compiling_steps(cuda, compiled_passes={1, 2})
 
-    assert [steps.timed_pass(4) for _ in range(3)] == pytest.approx([0.08] * 3)
+    assert [steps.time_pass(4) for _ in range(3)] == pytest.approx([0.08] * 3)
     assert ran == [0, 1, 2, 3, 4]
     assert steps.num_repeated == 2
 
@@ -135,7 +135,7 @@ def test_where_the_compiler_runs_in_each_pass_none_is_timed(cuda):
     steps, ran = compiling_steps(cuda, compiled_passes=range(100))
 
     with pytest.raises(CompiledEachPassError, match="in each of 4 passes"):
-        steps.timed_pass(4)
+        steps.time_pass(4)
     assert len(ran) == 4
 
 
@@ -148,7 +148,7 @@ def test_an_update_in_which_the_compiler_ran_is_no_timing():
     updates: list[float] = []
     steps = steps_of(lambda batch: torch.tensor(1.0), update)
 
-    assert len(steps.timed_updates(3, 4)) == 2
+    assert len(steps.time_updates(3, 4)) == 2
 
 
 def test_short_passes_run_back_to_back_to_keep_the_host_ahead(cuda):
@@ -197,7 +197,7 @@ def test_long_passes_and_those_of_a_cpu_are_timed_one_by_one(cuda):
 def test_an_update_is_timed_behind_a_pass_as_in_training(cuda):
     steps = steps_on(cuda, "cuda:1", host_s=0.004, device_s=0.060, update_s=0.003)
 
-    assert steps.timed_updates(3, 4) == pytest.approx([0.003] * 3)
+    assert steps.time_updates(3, 4) == pytest.approx([0.003] * 3)
     assert cuda.events == 6
 
 

@@ -17,7 +17,7 @@ class ScriptedSteps:
     def num_back_to_back(self, pass_s: float) -> int:
         return 1
 
-    def timed_pass(self, batch: int, num_passes: int = 1) -> float:
+    def time_pass(self, batch: int, num_passes: int = 1) -> float:
         self.ran.append(batch)
         return self.seconds[batch]
 

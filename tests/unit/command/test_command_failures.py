@@ -8,7 +8,7 @@ import pytest
 
 from bexplore.command.failures import describe_end, find_lost_rank, find_reported_failure
 from bexplore.command.reports import Reports
-from bexplore.engine.protocol.failures import ended_with, last_line, telling_line
+from bexplore.engine.protocol.failures import describe_exit, last_line, telling_line
 from bexplore.measurement.probe import Outcome
 
 ROOT_CAUSE = """Root Cause (first observed failure):
@@ -151,4 +151,4 @@ def test_what_a_library_logs_of_memory_that_it_tried_is_no_refusal():
 @pytest.mark.promise("a process is ended by a signal", "the signal is told by its name")
 @pytest.mark.parametrize(("status", "told"), [(-15, "SIGTERM"), (137, "SIGKILL"), (-11, "SIGSEGV"), (3, "status 3")])
 def test_an_end_is_told_by_the_name_of_its_signal_or_by_its_status(status, told):
-    assert told in ended_with(status) and "-" not in ended_with(status)
+    assert told in describe_exit(status) and "-" not in describe_exit(status)

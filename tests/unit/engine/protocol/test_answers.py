@@ -8,13 +8,13 @@ from bexplore.engine.protocol import answers
 from bexplore.engine.protocol.answers import (
     EagerVerdict,
     answers_both,
-    blamed,
-    charged,
-    merged,
-    named,
+    charge_for,
+    find_blamed_rank,
+    make_observation,
+    merge_answers,
+    name_rank_of,
     with_end_of_rank,
 )
-from bexplore.engine.protocol.answers import observed as observation_of
 from bexplore.engine.protocol.messages import Done, Failed, Hello
 from bexplore.measurement.probe import Compilation, Outcome, Probe
 from tests.builders import observed
@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 def answered(answer, *, budget: int | None = None, warnings=(), spawn_s: float = 2.0):
-    return observation_of(answer, spawn_s=spawn_s, warnings=warnings, probe=PROBE, memory_budget_bytes=budget)
+    return make_observation(answer, spawn_s=spawn_s, warnings=warnings, probe=PROBE, memory_budget_bytes=budget)
 
 
 def test_times_become_tuples_and_sizes_numbers():
@@ -99,7 +99,7 @@ def test_work_ahead_is_charged_and_its_start_to_the_same_worker_alone(worker, st
     ahead = observed(4, worker=0, start_time_s=4.0, elapsed_s=9.0, started_at_s=100.0)
     own = observed(4, worker=worker, start_time_s=1.0, elapsed_s=2.0, started_at_s=110.0)
 
-    found = charged(own, ahead)
+    found = charge_for(own, ahead)
 
     assert (found.start_time_s, found.elapsed_s, found.started_at_s) == (start_s, 11.0, 100.0)
 
@@ -144,13 +144,13 @@ SILENT = failed("no progress in stage 'passes' for 6 s", Outcome.TIMED_OUT, has_
     ],
 )
 def test_the_cause_is_first_a_death_then_lack_of_memory_then_errors(first, second, cause):
-    assert blamed({0: first, 1: second}) == cause
-    assert blamed({1: second, 0: first}) == cause
+    assert find_blamed_rank({0: first, 1: second}) == cause
+    assert find_blamed_rank({1: second, 0: first}) == cause
 
 
 def test_of_two_deaths_the_launcher_s_or_the_first_noticed_is_the_cause():
-    assert blamed({0: DIED, 1: DIED}, REPORT) == 1
-    assert blamed({1: DIED, 0: DIED}) == 1
+    assert find_blamed_rank({0: DIED, 1: DIED}, REPORT) == 1
+    assert find_blamed_rank({1: DIED, 0: DIED}) == 1
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_rank_that_ended_has_the_end_that_its_launcher_wrote(log, rank, outcom
 
 def test_a_failure_names_its_rank_and_ends_the_group():
     hello = Hello(rank=3, local_rank=1, num_ranks=8, host="node7", pid=5)
-    found = named(BUG, hello, num_ranks=8)
+    found = name_rank_of(BUG, hello, num_ranks=8)
     assert found.reason == "rank 3 of 8 on node7: ValueError: the labels and the logits differ"
     assert found.has_ended
     assert not found.is_reusable
@@ -196,7 +196,7 @@ def hellos(num_ranks: int) -> dict[int, Hello]:
 
 def test_memory_and_compilation_are_the_worst_rank_s_times_the_agreed():
     answers = {0: measured(compile_time_s=2.0), 1: measured(peak_memory_bytes=12, compile_time_s=3.0)}
-    whole = merged(answers, hellos(2), launcher="srun")
+    whole = merge_answers(answers, hellos(2), launcher="srun")
     assert (whole.values["peak_memory_bytes"], whole.values["compile_time_s"]) == (12, 3.0)
     assert whole.values["pass_times_s"] == [0.1]
     parallel = whole.values["details"]["parallel"]
@@ -206,22 +206,26 @@ def test_memory_and_compilation_are_the_worst_rank_s_times_the_agreed():
 
 def test_a_rank_that_compiled_alone_is_a_warning():
     answers = {0: measured(num_recompiles=0), 1: measured(num_recompiles=2)}
-    assert "rank 1 compiled again" in merged(answers, hellos(2), launcher="ray").values["warnings"][-1]
+    assert "rank 1 compiled again" in merge_answers(answers, hellos(2), launcher="ray").values["warnings"][-1]
 
 
 def test_what_only_another_rank_warns_of_has_its_number():
     answers = {0: measured(warnings=["took 3 s"]), 1: measured(warnings=["took 5 s", "the disk is full"])}
-    assert merged(answers, hellos(2), launcher="ray").values["warnings"] == ["took 3 s", "rank 1: the disk is full"]
+    found = merge_answers(answers, hellos(2), launcher="ray")
+
+    assert found.values["warnings"] == ["took 3 s", "rank 1: the disk is full"]
 
 
 def test_of_free_memory_the_smallest_counts():
     answers = {0: Done(values={"free_memory_bytes": 7, "device": "cuda:0"}), 1: Done(values={"free_memory_bytes": 5})}
-    assert merged(answers, hellos(2), launcher="ray").values == {"free_memory_bytes": 5, "device": "cuda:0"}
+    assert merge_answers(answers, hellos(2), launcher="ray").values == {"free_memory_bytes": 5, "device": "cuda:0"}
 
 
 def test_a_rank_without_headroom_is_no_place_for_a_larger_size():
     tight = Done(values={}, has_headroom=False)
-    assert merged({0: Done(values={}, has_headroom=True), 1: tight}, hellos(2), launcher="ray").has_headroom is False
+    found = merge_answers({0: Done(values={}, has_headroom=True), 1: tight}, hellos(2), launcher="ray")
+
+    assert found.has_headroom is False
 
 
 def judged(compiled_s: list[float], eager_s: list[float]) -> answers.EagerComparison:
