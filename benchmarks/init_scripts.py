@@ -171,7 +171,7 @@ def write(rows: dict[str, dict[str, object]], machine: dict[str, object]) -> Non
         own = [row for row in ordered if row["style"] == style]
         if own:
             steps = sorted({_kind(row) for row in own})
-            run_here = "yes" if own[0]["is_run"] else "compared"
+            run_here = "yes" if own[0]["is_run"] else "no"
             num_right = sum(bool(row["is_right"]) for row in own)
             lines.append(f"| {style} | {len(own)} | {num_right} | {run_here} | {'; '.join(steps)} |")
     failed = [row for row in ordered if not row["is_right"]]
@@ -183,6 +183,8 @@ def write(rows: dict[str, dict[str, object]], machine: dict[str, object]) -> Non
 def _kind(row: dict[str, object]) -> str:
     steps = row["followed"]
     assert isinstance(steps, list)
+    if not row["is_run"]:
+        return "nothing: the command was compared"
     if any(step.startswith("line ") for step in steps):
         return "the line to edit"
     if any("--run-help" in step for step in steps):
