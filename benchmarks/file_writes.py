@@ -5,7 +5,8 @@
 FOLDER holds YAML, JSON and TOML files, such as clones of public repositories; none is part of this project. In each
 file values at some paths are replaced, and keys are added, by the writer that copies and `apply` use. A write is right
 where the text differs at the value alone, and an independent parser (PyYAML, json, tomllib) reads back exactly the
-change. A write may be refused, with a reason: where keys share a value by an anchor, one cannot change alone.
+change. Files of JSON are written a second time with comments in them. A write may be refused, with a reason: where keys
+share a value by an anchor, one cannot change alone, and a number never replaces a reference.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import yaml
 
 from benchmarks.machine_facts import machine_facts
 from bexplore.config import document
+from bexplore.config.document import Document
 from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.writer import with_value
 from bexplore.errors import UserInputError
@@ -53,6 +55,8 @@ def _construct(loader: yaml.BaseLoader, node: yaml.Node) -> Any:
 def parse(text: str, suffix: str) -> Any:
     """Return a text's values by a parser that is not the project's; None where there is none for it."""
     try:
+        if suffix == ".jsonc":
+            return json.loads(strip_comments(text))
         if suffix == ".toml":
             return tomllib.loads(text)
         if suffix == ".json":
@@ -62,10 +66,32 @@ def parse(text: str, suffix: str) -> Any:
         return None
 
 
+def strip_comments(text: str) -> str:
+    """Return JSON without its comments, read sign by sign."""
+    kept, index, is_text = "", 0, False
+    while index < len(text):
+        pair = text[index : index + 2]
+        if not is_text and pair in ("//", "/*"):
+            end = text.find("\n" if pair == "//" else "*/", index)
+            index = len(text) if end < 0 else end + (0 if pair == "//" else 2)
+            continue
+        step = 2 if is_text and pair[0] == "\\" else 1
+        is_text ^= pair[0] == '"'
+        kept += text[index : index + step]
+        index += step
+    return kept
+
+
+def comment(text: str) -> str:
+    """Return JSON with comments above it, behind its first sign and at its end."""
+    start = text.index("{") + 1
+    return f'// "a": {{\n/* b\n*/ {text[:start]} // c: "d{text[start:].rstrip()} // "e"\n'
+
+
 def change(values: Any, path: KeyPath, value: Any, suffix: str) -> Any:
     """Return the values with one changed, as the independent parser reads it."""
     if not path:
-        is_text = suffix not in (".json", ".toml")
+        is_text = suffix not in (".json", ".jsonc", ".toml")
         return json.dumps(value).strip('"') if is_text else value
     key, rest = path[0], path[1:]
     if isinstance(values, list):
@@ -74,6 +100,14 @@ def change(values: Any, path: KeyPath, value: Any, suffix: str) -> Any:
     own = next((one for one in held if str(one) == str(key)), key)
     held[own] = change(held.get(own), rest, value, suffix)
     return held
+
+
+def differs_in_lines(before: str, after: str) -> bool:
+    """Return whether more than one line changed; one that is added may change no other."""
+    old, new = before.splitlines(), after.splitlines()
+    first = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    behind = len(old) - first - (1 if len(old) == len(new) else 0)
+    return old[len(old) - behind :] != new[len(new) - behind :] if behind > 0 else False
 
 
 def differs_elsewhere(before: str, after: str, span: tuple[int, int] | None) -> bool:
@@ -87,36 +121,48 @@ def differs_elsewhere(before: str, after: str, span: tuple[int, int] | None) -> 
     return not after[prefix:].endswith(before[prefix:]) and before.strip() != ""
 
 
-def find_writes(path: Path, rng: random.Random) -> Iterator[tuple[KeyPath, tuple[int, int] | None, Any]]:
+def find_writes(read: Document, rng: random.Random) -> Iterator[tuple[KeyPath, tuple[int, int] | None, Any]]:
     """Yield paths of a file, the characters of their values (None for a key to add), and what to write there."""
-    read = document.read(path)
     plain = [
         place
-        for place, position in read.positions.items()
-        if position.span is not None and not isinstance(read.get(place), dict | list)
+        for place in read.positions
+        if read.has(place) and not isinstance(value := read.get(place), dict | list) and "\n" not in str(value)
     ]
     for place in rng.sample(plain, min(PATHS_PER_FILE, len(plain))):
         yield place, read.positions[place].span, rng.choice(VALUES)
     sections: list[KeyPath] = [(), *(place for place in read.positions if isinstance(read.get(place), dict))]
     for section in rng.sample(sections, min(3, len(sections))):
-        yield (*section, ADDED), None, rng.choice(VALUES)
+        is_empty = bool(section) and not read.get(section)  # `{ }`, whose blanks go
+        yield (*section, ADDED), read.positions[section].span if is_empty else None, rng.choice(VALUES)
 
 
-def write(path: Path, place: KeyPath, span: tuple[int, int] | None, value: Any) -> str:
+def write(text: str, suffix: str, place: KeyPath, span: tuple[int, int] | None, value: Any) -> str:
     """Return `right`, `refused` or what is wrong with one write."""
-    text, suffix = document.read_text(path), path.suffix
     try:
-        after = with_value(text, place, value, source=str(path))
+        after = with_value(text, place, value, source=f"job{suffix}")
     except UserInputError:
         return "refused"
-    # Values that TOML or YAML writes in another way (an empty one, a block) are judged by what is read back alone.
+    # An empty value of YAML has no characters of its own: only its line may change, as with a value of TOML.
     is_empty = span is not None and span[0] == span[1]
-    if not is_empty and suffix != ".toml" and differs_elsewhere(text, after, span):
+    differs = differs_in_lines(text, after) if is_empty or suffix == ".toml" else differs_elsewhere(text, after, span)
+    if differs:
         return "other bytes changed"
     own = parse(text, suffix)
     if own is None:
         return "right"  # no other parser reads the file at all
     return "right" if parse(after, suffix) == change(own, place, value, suffix) else "reads back otherwise"
+
+
+def find_texts(files: list[Path]) -> Iterator[tuple[Path, str, str]]:
+    """Yield each file's text and suffix, and JSON again with comments."""
+    for path in files:
+        try:
+            text = document.read_text(path)
+        except UserInputError:
+            continue
+        yield path, text, path.suffix
+        if path.suffix == ".json" and "{" in text:
+            yield path, comment(text), ".jsonc"
 
 
 def main() -> int:
@@ -130,19 +176,19 @@ def main() -> int:
     files = sorted(path for path in options.folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
     rng.shuffle(files)
     counts, kinds, read = Counter[str](), Counter[str](), 0
-    for path in files:
+    for path, text, suffix in find_texts(files):
         if sum(counts.values()) - counts["refused"] >= options.writes:
             break
         try:
-            wanted = list(find_writes(path, rng))
+            wanted = list(find_writes(document.parse(Path(f"job{suffix}"), text), rng))
         except UserInputError:
             counts["files that cannot be read"] += 1
             continue
         read += 1
         for place, span, value in wanted:
-            found = write(path, place, span, value)
+            found = write(text, suffix, place, span, value)
             counts[found] += 1
-            kinds[path.suffix] += 1
+            kinds[suffix] += 1
             if found not in ("right", "refused"):
                 print(f"{found}: {path} {place} {value!r}", file=sys.stderr)
     report = {

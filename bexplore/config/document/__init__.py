@@ -196,7 +196,11 @@ class Problems:
 
 def read(path: Path) -> Document:
     """Read a file whose top level is a mapping."""
-    text = read_text(path)
+    return parse(path, read_text(path))
+
+
+def parse(path: Path, text: str) -> Document:
+    """Return the document of a file's text, whose top level is a mapping."""
     if path.suffix in _OF_CODE:
         raise _refuse_code(path, text)
     if path.suffix == ".toml":
@@ -228,22 +232,21 @@ def _with_lower_word(value: Any, key: Any = "") -> Any:
 def _refuse_code(path: Path, text: str) -> UserInputError:
     """Return the error of a configuration that is a program or of no known format, with the way by the command line.
 
-    Source of the options: mmengine's `--cfg-options`, detectron2's lazy overrides, nanoGPT's configurator.
+    Sources: `--cfg-options` of mmengine, mmcv and xtuner; detectron2's lazy overrides; nanoGPT's configurator.
     """
-    line = f"train.py {path} --batch_size={{micro_batch_size}}"
-    if "train_dataloader" in text:
-        line = (
-            f"train.py {path} --cfg-options train_dataloader.batch_size={{micro_batch_size}} --work-dir {{output_dir}}"
-        )
+    line = f"python train.py {path} --batch_size={{micro_batch_size}} --out_dir={{output_dir}}"
+    if "train_dataloader" in text or "data = dict(" in text:
+        key = "train_dataloader.batch_size" if "train_dataloader" in text else "data.samples_per_gpu"
+        start = "xtuner train" if "xtuner" in text else "python tools/train.py"
+        line = f"{start} {path} --cfg-options {key}={{micro_batch_size}} --work-dir {{output_dir}}"
     elif "LazyCall" in text or "dataloader.train" in text:
-        line = (
-            f"train_net.py --config-file {path} dataloader.train.total_batch_size={{micro_batch_size}} "
-            "train.output_dir={output_dir}"
-        )
+        options = "dataloader.train.total_batch_size={micro_batch_size} train.output_dir={output_dir}"
+        line = f"python tools/lazyconfig_train_net.py --config-file {path} {options}"
+    by_variable = f"--env SIZE={{micro_batch_size}} -- python train.py {path} --out_dir={{output_dir}}"
     return UserInputError(
-        f"{path} is not YAML, JSON or TOML, so its copies cannot hold each size",
-        hint=f"give the size by an option: bexplore explore -- python {line}\n"
-        "or let the file read a variable: --batch_size=$SIZE becomes SIZE={micro_batch_size} behind --env",
+        f"{path} is not YAML, JSON or TOML, so its copies cannot hold each size, and {{config}} is not for it",
+        hint=f"give the size by an option: bexplore explore -- {line}\n"
+        f'or by a variable that it reads, as os.environ["SIZE"]: bexplore explore {by_variable}',
     )
 
 

@@ -270,6 +270,7 @@ def test_a_configuration_that_is_code_takes_its_size_by_an_option(tmp_path, name
         load(tmp_path, text, name=name)
 
     assert words.replace("{path}", str(tmp_path / name)) in raised.value.hint
+    assert all("{output_dir}" in line for line in raised.value.hint.splitlines())  # else it is refused as it stands
 
 
 LIGHTNING = """\
