@@ -37,6 +37,7 @@ NAMES = {
 }
 OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|predict|inference)(?![a-z])")
 _OF_TRAINING = re.compile(r"train|fit|tune|learn")
+_OF_OTHERS = {"total", "global", "buffer", "replay"}  # words of names of batches that no single pass takes
 _FAR = 100  # the rank of a name that ends in a known one, such as `unet_batch_size`, behind all known ones
 
 
@@ -115,6 +116,8 @@ def rank(name: str, placeholder: str) -> int | None:
     for spelt in (spell(name), spell(name.rpartition(".")[2])):
         if spelt in known:
             return known.index(spelt)
+    if _OF_OTHERS.intersection(re.split(r"[-_.]+", name.lower())):
+        return None
     ends = [index for index, one in enumerate(known) if len(one) > len("batch") and spell(name).endswith(one)]
     return _FAR + min(ends) if ends and placeholder == "micro_batch_size" else None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bexplore.config import starter
+from bexplore.config.training_script.parameters import rank
 from bexplore.errors import UserInputError
 
 MBS, OUT, ACC = "{micro_batch_size}", "{output_dir}", "{accumulation}"
@@ -559,3 +560,17 @@ def test_what_is_no_notebook_is_one_error(tmp_path, text):
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UserInputError):
         starter.from_script(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_size"),
+    [
+        ("--unet-batch-size", True),
+        ("--train.batch_size", True),
+        ("total_batch_size", False),
+        ("--buffer_batch_size", False),
+        ("--replay-batch-size", False),
+    ],
+)
+def test_a_batch_that_no_pass_takes_is_no_micro_batch(name, is_size):
+    assert (rank(name, "micro_batch_size") is not None) == is_size
