@@ -63,6 +63,7 @@ PLACEHOLDERS = {
     "[CONFIG]": "job.yaml",
     "RUN": "local_compile_train/model_dir",
     "local_compile_train/quickstart": "local_compile_train/model_dir",
+    "SOURCE": "train.py",
     "TABLE": "table.csv",
     "N": "2",
     "FILE": "job.baseline.json",
