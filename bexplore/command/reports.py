@@ -39,7 +39,7 @@ class Rank:
     world_size: int  # ranks that the training has by its own account
     steps: tuple[Step, ...]  # its optimizer steps in order
     rows: Mapping[int, int]  # leading dimension -> number of micro-batches from loaders that had it
-    # Leading dimension and elements of the model's inputs, where they were looked at
+    # Leading dimension and elements of the inputs of the model, where those were watched
     forward_rows: tuple[tuple[int | None, int], ...]
     num_samples: int | None  # of an epoch of the loader that its batches came from; None if unknown
     digests: tuple[str, ...]  # of its first batches; equal ones are one replica's work
@@ -49,7 +49,7 @@ class Rank:
     before: Mapping[str, int] = field(default_factory=dict)
     # The first step in which its model was given a batch of the probe's size; None if none was seen
     own_from_step: int | None = None
-    awaits_own_batches: bool = False  # whether the calls of its model were looked at for that
+    awaits_own_batches: bool = False  # whether the calls of its model are watched for that
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Rank:
