@@ -264,16 +264,17 @@ def test_torchrun_s_log_folder_goes_and_the_user_s_own_stays(started, tmp_path, 
     own, named = tmp_path / "torchelastic_x1", tmp_path / "logs"
     for folder in (own, named):
         (folder / "none_y" / "attempt_0" / "0").mkdir(parents=True)
-    seconds = 0.3 if ends_itself else 60
     files = [f"TORCHELASTIC_ERROR_FILE={folder}/none_y/attempt_0/0/error.json" for folder in (own, named)]
-    start = started(
-        "bash", "-c", "; ".join(f"env {file} sleep {seconds} &" for file in files).replace("&;", "&") + " wait"
-    )
-    limit_s = time.monotonic() + 60.0
-    while len(start.alive()) < 3 and time.monotonic() < limit_s:
+    wait = shlex.quote(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
+    start = started("bash", "-c", f"env {files[0]} bash -c {wait} & env {files[1]} bash -c {wait} & wait")
+    # A fork has the environment of its parent until it starts its program.
+    while not all(any(file in process_tree.read_environment(pid) for pid in start.alive()) for file in files):
         time.sleep(0.01)
-    while ends_itself and start.alive():
-        time.sleep(0.01)
+    if ends_itself:
+        start.alive()
+        (tmp_path / "go").touch()
+        while start.alive():
+            time.sleep(0.01)
 
     assert start.end() == []
 
