@@ -126,8 +126,9 @@ def replay(
 ) -> None:
     """Run the search over TABLE, a CSV file of recorded sweeps, and report what it would have recommended.
 
-    Columns: curve_id, micro_batch_size, throughput_samples_per_s, step_time_s, peak_mem_gib, oom; setting, where a
-    curve was recorded with several settings of its job, among which the search then chooses too.
+    Columns: micro_batch_size, throughput_samples_per_s or step_time_s; curve_id, where there are several curves;
+    peak_mem_gib, oom; setting, where a curve was recorded with several settings of its job, among which the search then
+    chooses too. Each answer is compared with the fastest size of the table.
 
     \b
     Examples:

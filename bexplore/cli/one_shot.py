@@ -123,7 +123,7 @@ def trace(
     """Trace the step of CONFIG once: memory, flops and bytes at every size, without running it.
 
     Where CONFIG has explore.settings, each combination is traced. A trace is reused until CONFIG, your code or an
-    installed package changes.
+    installed package changes. The exit code is 3 where no size fits.
 
     \b
     Examples:
@@ -156,6 +156,8 @@ def trace(
         width = stdout_width()
         table = devices_table(records, width=width) if several else trace_table(records[0], width=width)
         click.echo(name_options(table))
+    if not any(record["max_micro_batch_size"] for record in records):
+        sys.exit(ExitCode.NOTHING_FITS)
 
 
 def _numbers(text: str | None, *, option: str, example: str, most: int = 10**9) -> tuple[int, ...] | None:

@@ -37,6 +37,11 @@ _SIGNALLED = re.compile(
     re.IGNORECASE,
 )
 _INTERRUPTED = re.compile(r"^(?:\[?rank\d+\]?:\s*)?KeyboardInterrupt\b", re.MULTILINE)
+# The error of a program that parses its arguments: argparse, jsonargparse, click and fire write it so, some of them
+# with a usage below. A measured error ("error: 0.12") is none, nor is what a launcher says of the program.
+_USAGE_ERROR = re.compile(r"^(?!srun:)(?:\S+: )?error: (?![\d.+-]+\b)", re.IGNORECASE)
+# The line of a traceback that names the exception, behind its frames, which are indented.
+_RAISED = re.compile(r"^(?P<type>[\w.]+)(?:: ?(?P<message>.*))?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +136,7 @@ def describe_end(
             ended_by=ended_by or signal.SIGKILL.name,
         )
     trace = _cut_last_traceback(log)
-    last = last_line(trace or log) or "it wrote nothing else than logs" if log.strip() else "it wrote nothing"
+    last = (_read_error(trace, log) or "it wrote nothing else than logs") if log.strip() else "it wrote nothing"
     how = f"the command {describe_exit(return_code)}" if return_code is not None else "the command was ended"
     return CommandFailure(
         outcome=Outcome.CRASHED,
@@ -183,8 +188,34 @@ def _describe_rank(error: Mapping[str, Any]) -> str:
 
 
 def _cut_last_traceback(log: str) -> str:
+    """Return the last traceback and what follows it, but for those of launchers; empty for none."""
     starts = [found.start() for found in _TRACEBACK.finditer(log)]
-    return _RANK_PREFIX.sub("", log[starts[-1] :]) if starts else ""
+    traces = [_RANK_PREFIX.sub("", log[start:]) for start in reversed(starts)]
+    own = (trace for trace in traces if not _is_raised_by_launcher(trace))
+    return next(own, traces[0] if traces else "")
+
+
+def _read_error(trace: str, log: str) -> str:
+    """Return the line that says why a program ended: its exception's, that of its arguments, else its last one."""
+    if trace:
+        return _find_exception(trace) or last_line(trace)
+    refused = [line for line in without_logs(log) if _USAGE_ERROR.match(line)]
+    return refused[-1].strip() if refused else last_line(log)
+
+
+def _find_exception(trace: str) -> str:
+    """Return the line of a traceback that names its exception; a message that begins on the next line goes along."""
+    lines = [line.rstrip() for line in trace.splitlines()[1:] if line.strip()]
+    first = next((index for index, line in enumerate(lines) if not line.startswith(" ")), None)
+    if first is None:
+        return ""
+    told = lines[first : first + 2]
+    return " ".join(line.strip() for line in told) if told[0].endswith(":") else told[0]
+
+
+def _is_raised_by_launcher(trace: str) -> bool:
+    found = _RAISED.match(_find_exception(trace))
+    return found is not None and is_of_launcher(found["type"].rpartition(".")[2], found["message"] or "")
 
 
 def _read_first_line(message: str) -> str:

@@ -65,7 +65,7 @@ from bexplore.search.space import (
 )
 from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cost_model import CostModel, MemoryByLength
-from bexplore.units import counted
+from bexplore.units import counted, format_bytes
 
 # Largest candidate without any bound: no `max`, no trace, no batch to divide.
 DEFAULT_MAXIMUM = 4096
@@ -430,8 +430,8 @@ class JobExploration(Exploration):
         peak = cost_model.peak_memory_bytes(smallest)
         if peak > HOPELESS_FACTOR * budget.budget_bytes:
             raise NothingFitsError(
-                f"micro-batch size {smallest}, the smallest, needs {peak / 2**30:.2f} GiB by the trace; the budget is "
-                f"{budget.budget_bytes / 2**30:.2f} GiB ({cost_model.num_parameters:,} parameters)",
+                f"micro-batch size {smallest}, the smallest, needs {format_bytes(peak)} by the trace; the budget is "
+                f"{format_bytes(budget.budget_bytes)} ({cost_model.num_parameters:,} parameters)",
                 hint="use a smaller model or sequence length, or a device with more memory",
             )
 

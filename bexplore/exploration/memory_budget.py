@@ -113,6 +113,11 @@ def resolve_budget(
         on_host=on_host,
         is_traced_for_ranks=is_traced_for_ranks,
     )
+    if given is not None and given <= reserve:
+        raise UserInputError(
+            f"explore.memory_budget of {format_bytes(given)} leaves nothing to the job{why_reserved}",
+            hint=f"give more than {format_bytes(reserve)}, or set explore.replica_reserve to a smaller size",
+        )
     return MemoryBudget(budget_bytes=max(0, whole - reserve), why=why + why_reserved, warnings=warnings)
 
 

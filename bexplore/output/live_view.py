@@ -170,13 +170,14 @@ class View:
         return ("probes", ", ".join(words)) if words else None
 
     def _time_row(self) -> tuple[str, str]:
-        return ("time", f"{format_seconds(self._clock() - self._began_s)} so far{self._left()}")
+        elapsed_s = self._clock() - self._began_s
+        return ("time", f"{format_seconds(elapsed_s)} so far{self._left(elapsed_s)}")
 
-    def _left(self) -> str:
+    def _left(self, elapsed_s: float) -> str:
         """Return an upper bound of the remaining time, from the duration of the probes so far."""
         remaining = self._max_probes - len(self._observations)
         if not self._observations and self._planned_s:
-            return f" of about {format_seconds(self._planned_s)}"
+            return _of_about(elapsed_s, self._planned_s)
         if not self._observations or remaining <= 0:
             return ""
         each_s = statistics.median(item.elapsed_s for item in self._observations)
@@ -191,16 +192,19 @@ class View:
         if self._probe is not None:
             settings = f", {self._names[self._probe.variant]}" if self._names else ""
             what = f"probe {self._probe.number}, size {self._probe.micro_batch_size}{settings}: {what}"
-        elapsed = format_seconds(self._clock() - self._stage_began_s)
-        return ("now", f"{what}, {elapsed}{self._describe_expected()}", "bold")
-
-    def _describe_expected(self) -> str:
-        if not self._expected_s:
-            return ""
-        is_longer = self._clock() - self._stage_began_s > self._expected_s
-        return f"{'; expected:' if is_longer else ' of'} about {format_seconds(self._expected_s)}"
+        elapsed_s = self._clock() - self._stage_began_s
+        return ("now", f"{what}, {format_seconds(elapsed_s)}{_of_about(elapsed_s, self._expected_s)}", "bold")
 
     def _passes_row(self) -> tuple[str, str]:
         latest = ", ".join(format_seconds(seconds) for seconds in self._pass_times_s[-6:])
         more = "... " if len(self._pass_times_s) > 6 else ""
         return ("passes", f"{more}{latest}")
+
+
+def _of_about(elapsed_s: float, expected_s: float | None) -> str:
+    """Return what a time is of, or what was expected once that has passed."""
+    if not expected_s:
+        return ""
+    if elapsed_s <= expected_s:
+        return f" of about {format_seconds(expected_s)}"
+    return f"; expected: about {format_seconds(expected_s)}"

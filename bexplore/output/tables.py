@@ -192,9 +192,21 @@ def replay_line(record: Mapping[str, Any]) -> str:
     share = record["cost_s"] / record["exhaustive_cost_s"]
     return (
         f"{record['curve_id']}: {_setting(record)}micro_batch_size {record['micro_batch_size']}, "
-        f"{record['relative_performance']:.2f}x base, confidence {record['confidence']}, "
+        f"{record['relative_performance']:.2f}x base, confidence {record['confidence']}{_recorded_best(record)}, "
         f"{counted(record['num_probes'], 'probe')}, {format_seconds(record['cost_s'])} ({share:.0%} of exhaustive)"
     )
+
+
+def _recorded_best(record: Mapping[str, Any]) -> str:
+    """Return how the answer compares with the fastest size of the table."""
+    size, share = record.get("recorded_best_micro_batch_size"), record.get("share_of_recorded_best")
+    if size is None or share is None:
+        return ""
+    setting = record.get("recorded_best_setting")
+    is_same = size == record["micro_batch_size"] and setting == record.get("setting")
+    if is_same:
+        return ", the fastest recorded"
+    return f", {share:.1%} of the speed of {f'{setting}, ' if setting else ''}size {size}, the fastest recorded"
 
 
 def _setting(record: Mapping[str, Any]) -> str:

@@ -77,11 +77,7 @@ def _check_size(costs: StepCosts, plan: Plan) -> Iterator[str]:
         return
     replicas = counted(plan.num_replicas, "replica")
     if plan.accumulation_steps == 1 and plan.num_replicas * useful > plan.global_batch_size:
-        which = "that was found" if costs.is_measured else "that fits by the trace"
-        yield (
-            f"{replicas} {'has' if plan.num_replicas == 1 else 'have'} {counted(size, 'sample')} of the batch each, "
-            f"less than the micro-batch size {useful} {which}: the batch cannot feed so many devices ({PLAYBOOK})"
-        )
+        yield from _check_share(costs, plan, size, useful)
     elif is_valid_global_batch_size(plan.global_batch_size, useful, plan.num_replicas, costs.divisibility):
         if _slowdown(costs, size, useful) > INDIFFERENCE_ZONE:
             yield f"micro-batch size {useful} that was found does not fit here, and {size} takes its place"
@@ -93,6 +89,21 @@ def _check_size(costs: StepCosts, plan: Plan) -> Iterator[str]:
             f"{replicas}, and a pass of {size} takes {_slowdown(costs, size, useful):.0%} longer a sample: it divides "
             f"{' and '.join(str(one) for one in dict.fromkeys(near) if one is not None)}"
         )
+
+
+def _check_share(costs: StepCosts, plan: Plan, size: int, useful: int) -> Iterator[str]:
+    """Warn of a global batch that is smaller than a useful micro-batch of each replica, unless that costs no speed."""
+    if costs.is_measured and costs.find_cost(size) and _slowdown(costs, size, useful) <= INDIFFERENCE_ZONE:
+        return
+    which = "that was found" if costs.is_measured else "that fits by the trace"
+    larger = f"a global batch of {plan.num_replicas * useful} does"
+    if plan.num_replicas == 1:
+        yield f"a global batch of {size} does not use the micro-batch size {useful} {which}; {larger}"
+        return
+    yield (
+        f"{plan.num_replicas} replicas have {counted(size, 'sample')} of the batch each, less than the micro-batch "
+        f"size {useful} {which}: the batch cannot feed so many devices; fewer of them, or {larger} ({PLAYBOOK})"
+    )
 
 
 def _slowdown(costs: StepCosts, size: int, useful: int) -> float:

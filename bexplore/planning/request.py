@@ -43,6 +43,8 @@ _LIMITS_OF_REQUEST = {
     "hfu": _Limits("0.5", 1),
 }
 
+_IN_SAMPLES = {"tokens": "samples=1.2e6", "batch_sizes": "batch_sizes=512", "rate": "rate=31.5 samples/s"}
+
 
 def _check_fields(owner: Any, limits: Mapping[str, _Limits]) -> None:
     for field, limit in limits.items():
@@ -77,7 +79,8 @@ class Amount:
             return self.number
         if tokens_per_sample is None:
             raise UserInputError(
-                f"`{field}` counts tokens, and no sequence length is known of this job", hint="give it in samples"
+                f"`{field}` counts tokens, and no sequence length is known of this job",
+                hint=f"type `{_IN_SAMPLES.get(field, field)}`",
             )
         return self.number / tokens_per_sample
 

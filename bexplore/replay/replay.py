@@ -196,8 +196,28 @@ def replay_job(curves: Sequence[Curve], options: ReplayOptions) -> Iterator[dict
         elif isinstance(event, Result):
             best = event.recommendation
             exhaustive_s = sum(exhaustive_cost_s(curve, options) for curve in curves)
+            recorded = _find_recorded_best(curves, best)
             costs = {"cost_s": runner.cost_s, "exhaustive_cost_s": exhaustive_s}
-            yield {"event": "result"} | _names(curves, best.variant if best else 0) | _result_fields(event) | costs
+            yield (
+                {"event": "result"}
+                | _names(curves, best.variant if best else 0)
+                | _result_fields(event)
+                | recorded
+                | costs
+            )
+
+
+def _find_recorded_best(curves: Sequence[Curve], best: Recommendation | None) -> dict[str, Any]:
+    """Return the fastest recorded size of all settings, and what share of its speed the answer has."""
+    fastest = max(curves, key=lambda curve: curve.best_throughput)
+    of_answer = None if best is None else curves[best.variant].points[best.micro_batch_size]
+    reached = None if of_answer is None else of_answer.throughput / fastest.best_throughput
+    return {
+        "recorded_best_micro_batch_size": fastest.best_size,
+        "recorded_best_setting": fastest.setting or None,
+        "recorded_best_samples_per_s": fastest.best_throughput or None,
+        "share_of_recorded_best": reached,
+    }
 
 
 def _names(curves: Sequence[Curve], variant: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from bexplore.errors import UserInputError
 
-REQUIRED_COLUMNS = ("curve_id", "micro_batch_size")
+REQUIRED_COLUMNS = ("micro_batch_size",)
 TIME_COLUMNS = ("throughput_samples_per_s", "step_time_s")
 SHOWN_PROBLEMS = 20
 _FLAGS = dict.fromkeys(("0", "0.0", "false", "no"), False) | dict.fromkeys(("1", "1.0", "true", "yes"), True)
@@ -51,6 +51,13 @@ class Curve:
         """Samples/s at the best recorded size; 0 where nothing fits."""
         return max((point.throughput for point in self.points.values() if point.fits), default=0.0)
 
+    @property
+    def best_size(self) -> int | None:
+        """The smallest size that has the best recorded throughput; None where nothing fits."""
+        return next(
+            (size for size, one in self.points.items() if one.fits and one.throughput == self.best_throughput), None
+        )
+
     def regret(self, size: int) -> float:
         """Return the share of the best throughput that is lost at a size."""
         return 1.0 - self.points[size].throughput / self.best_throughput
@@ -59,8 +66,9 @@ class Curve:
 def load_table(path: str | Path) -> tuple[Curve, ...]:
     """Read a table of recorded sweeps.
 
-    Columns: `curve_id`, `micro_batch_size`, and `throughput_samples_per_s` or `step_time_s`; `peak_mem_gib`, `oom`
-    and `setting` may be absent, further columns are ignored. Several rows of one size are repeats; a size with an
+    Columns: `micro_batch_size`, and `throughput_samples_per_s` or `step_time_s`; `curve_id`, `peak_mem_gib`, `oom`
+    and `setting` may be absent, further columns are ignored. Without `curve_id` the table is one curve, which has the
+    name of the file. Several rows of one size are repeats; a size with an
     `oom` row (1, true or yes) does not fit, whatever its other rows say. The settings of one `curve_id` are those of
     one job, each of which has the same sizes.
 
@@ -81,6 +89,8 @@ def load_table(path: str | Path) -> tuple[Curve, ...]:
     problems: list[str] = []
     grouped: dict[str, dict[str, dict[int, list[_Row]]]] = {}
     for line, cells in rows:
+        if "curve_id" not in header:
+            cells["curve_id"] = Path(path).stem
         row = _parse(cells, f"{path}:{line}", problems)
         if row is not None:
             of_job = grouped.setdefault(row.curve_id, {})
@@ -131,8 +141,8 @@ def _check_header(path: str | Path, header: Sequence[str]) -> None:
         found = ", ".join(header) if header else "none"
         raise UserInputError(
             f"{path}:1: the table lacks the column {'; '.join(missing)} (found: {found})",
-            hint="the header must name curve_id, micro_batch_size, throughput_samples_per_s (or step_time_s), "
-            "and may name peak_mem_gib, oom and setting",
+            hint="the header must name micro_batch_size and throughput_samples_per_s (or step_time_s), and may name "
+            "curve_id, peak_mem_gib, oom and setting",
         )
 
 

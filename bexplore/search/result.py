@@ -17,7 +17,7 @@ from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.posterior.runnable import RunBelief
 from bexplore.search.recommendation import Recommendation, keep_nearest_program
 from bexplore.search.space import MemoryPrior, Space
-from bexplore.units import format_seconds
+from bexplore.units import format_bytes, format_seconds
 
 # Probes between the first and the last measurement of the base that make their difference a drift. Source: as
 # many as half of `noise_model.DRIFT_LENGTH`; fewer lie within seconds of each other.
@@ -323,10 +323,10 @@ def _broken_program(
 def _nothing_fits(space: Space, evidence: Sequence[Evidence], memory: MemoryPrior | None) -> NothingFitsError:
     refused = [item for item in evidence if item.outcome is Outcome.OUT_OF_MEMORY]
     last = min(refused, key=lambda item: item.micro_batch_size)
-    budget = last.memory_budget_bytes or (memory.budget_bytes if memory else None)
-    numbers = f"budget {budget / 2**30:.2f} GiB" if budget else "budget unknown"
+    budget = memory.budget_bytes if last.memory_budget_bytes is None and memory else last.memory_budget_bytes
+    numbers = f"budget {format_bytes(budget)}" if budget is not None else "budget unknown"
     if memory is not None and memory.peak_bytes is not None:
-        numbers += f", expected peak {memory.peak_bytes(last.micro_batch_size) / 2**30:.2f} GiB"
+        numbers += f", expected peak {format_bytes(memory.peak_bytes(last.micro_batch_size))}"
     return NothingFitsError(
         f"micro-batch size {space.base}, the smallest candidate, does not fit: {numbers} ({last.reason})",
         hint="use a smaller model or sequence length, a smaller min, or a larger memory budget",

@@ -401,6 +401,17 @@ def test_trace_tells_the_peak_of_the_sizes_asked_for(job, tmp_path):
     assert event["num_parameters"] == 32 * 32 + 32 + 4 * 32 + 4
 
 
+def test_a_trace_of_which_no_size_fits_ends_with_exit_code_3(known_job, in_process):
+    path = known_job("{explore: {min: 65536}}")
+
+    told, written = (in_process("trace", path, "--memory-budget", "1MiB", *options) for options in ((), ("--json",)))
+
+    assert (told.returncode, written.returncode) == (3, 3)
+    assert "Not even the smallest size fits." in told.stdout
+    assert json.loads(written.stdout)["max_micro_batch_size"] in (None, 0)
+    assert in_process("trace", path, "--memory-budget", "1GiB").returncode == 0
+
+
 def test_trace_tells_of_one_rank_on_each_number_of_devices_each_traced_in_a_process_of_its_own(known_job, tmp_path):
     options = ("--devices", "4,1", "--micro-batch-sizes", "1,8", "--json")
     done = bexplore("trace", known_job(), *options, cwd=tmp_path)

@@ -32,6 +32,7 @@ KNOWN_BEFORE: dict[str, tuple[str, str, str, str]] = {
     "a file that is not there": ("", "explore jbo.yaml", "there is no file jbo.yaml", "init --example"),
     "a folder": ("", "explore .", "is a folder", "name the YAML file in it"),
     "an empty file": ("", EXPLORE, "job.yaml is empty", "init --example"),
+    "an empty mapping": ("{}\n", EXPLORE, "job.yaml is empty", "init --example"),
     "tabs": ("train_input:\n\tbatch_size: 24\n", EXPLORE, "job.yaml:2: not YAML", "indent with spaces"),
     "a list of jobs": ("- train_input: {}\n", EXPLORE, "the top level must be a mapping", ""),
     "nothing to explore": ("data: {}\n", EXPLORE, "is a file of your own", "-- python train.py --config {config}"),

@@ -207,7 +207,7 @@ def parse(path: Path, text: str) -> Document:
         table, places = toml.read(text, str(path))
         return Document(path=path, values=_with_lower_word(table), positions=places, header=_read_header(text))
     values, positions, warnings = read_yaml(text, str(path))
-    if values is None:
+    if values is None or values == {}:
         raise UserInputError(f"{path} is empty", hint="start from an example: bexplore init --example quickstart")
     if not isinstance(values, dict):
         raise UserInputError(f"{path}:1: the top level must be a mapping of sections, not {name_kind(values)}")

@@ -94,14 +94,23 @@ _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?\s*(?:\+ Exception Group )?Trac
 _LOG_LINE = re.compile(
     r"^(\[?rank\d+\]?:\s?)?([VIWEC]\d{4} [\d:.]+ |\[[VIW]\d{4} [\d:.]+ |(DEBUG|INFO|WARNING):[\w.]+:)"
 )
-# What programs write below the reason: how to see more of it. Sources: hydra/_internal/utils.py, click's UsageError,
-# argparse, torchrun's table of failures.
+# What stands below the reason and does not tell it: how to see more, details, what wraps the command. Sources:
+# hydra/_internal/utils.py; omegaconf/_utils.py, format_and_raise; click's UsageError, argparse; fire/core.py; tyro;
+# torch: c10/cuda/CUDAException.cpp, _dynamo/exc.py; torchrun's table of failures; GNU make; conda/cli/main_run.py.
 _ADVICE_LINE = re.compile(
-    r"^(\[?rank\d+\]?:\s?)?(Set the environment variable HYDRA_FULL_ERROR|Try ['\"`].*--?h(elp)?\b|"
-    r"For (more|further) (info|information|details)\b|To enable traceback please see|[=-]{20,}$)",
+    r"^(\[?rank\d+\]?:\s?)?\s*(Set the environment variable HYDRA_FULL_ERROR"
+    r"|(full_key|reference_type|object_type)\s*[:=]"
+    r"|Try ['\"`].*--?h(elp)?\b|For (more|further|detailed|full) (info|information|details|helptext)\b"
+    r"|\S+ (\S+ )*--help$|To enable traceback please see|(CUDA|HIP) kernel errors might be asynchronous"
+    r"|For debugging consider passing (CUDA|AMD|HIP)_|Compile with `?TORCH_USE_|Device-side assertion tracking"
+    r"|Set TORCHDYNAMO_VERBOSE=1|For even more developer context|make(\[\d+\])?: \*\*\* |ERROR conda\.cli\.main_run"
+    r"|[=-]{20,}$)",
     re.IGNORECASE,
 )
 _WARNING_LINE = re.compile(r"^(\[?rank\d+\]?:\s?)?\S+:\d+: \w*Warning: ")
+# The box around a message of typer or tyro: rich/box.py.
+_SIDES = " \u2502\u2503"
+_FRAMES = re.compile(r"[\u2500-\u257f\s]+$|[\u256d\u250c].*[\u256e\u2510]$")
 # A full disk, by strerror(3) of ENOSPC and EDQUOT, which programs in any language print; and what is no disk: segments
 # that processes of a loader share, which take memory (torch/csrc/StorageSharing.cpp).
 _FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]")
@@ -326,9 +335,10 @@ def describe_exit(return_code: int) -> str:
 def last_line(text: str) -> str:
     """Return the last line of what a program wrote that may say why it ended; empty for none.
 
-    What a library logs while all is well, and warnings, are no reason.
+    What a library logs while all is well, warnings, and advice below an error are no reason.
     """
-    return next((line.strip() for line in reversed(without_logs(text)) if line.strip()), "")
+    lines = (line.strip(_SIDES) for line in reversed(without_logs(text)))
+    return next((line.strip() for line in lines if line.strip() and not _FRAMES.match(line)), "")
 
 
 def without_logs(text: str) -> list[str]:

@@ -30,9 +30,10 @@ def throughput(data: ReportData) -> Figure:
     shown = _shown(data)
     highest = max([row[3] for row in shown] + [_spread(item)[1] for item in data.measured])
     failed = [item for item in data.of_answer if not item.is_measured]
+    of_search, of_training = _name_programs(data)
     marks: list[Mark] = [
-        Dots(name="measured, shared program", dots=_speeds(data, shared=True), role="measured", shape="hollow"),
-        Dots(name="measured, your program", dots=_speeds(data, shared=False), role="measured", shape="filled"),
+        Dots(name=of_search, dots=_speeds(data, shared=True), role="measured", shape="hollow"),
+        Dots(name=of_training, dots=_speeds(data, shared=False), role="measured", shape="filled"),
         Dots(name="did not run", dots=[_failure(item, 0.0) for item in failed], role="budget", shape="cross"),
         *_chosen(data),
     ]
@@ -180,6 +181,15 @@ def _shown(data: ReportData) -> list[tuple[float, float, float, float]]:
 def _sizes(data: ReportData) -> Axis:
     sizes = [float(item.micro_batch_size) for item in data.of_answer] + [row[0] for row in _shown(data)]
     return size_axis(min(sizes), max(sizes))
+
+
+def _name_programs(data: ReportData) -> tuple[str, str]:
+    """Return what to call measurements of the search alone, and those of what trains."""
+    if data.view.is_of_command:
+        return "measured in a shared start", "measured in a start of its own"
+    if all(item.ran_eagerly for item in data.measured):  # nothing is compiled: sizes share a process, and its heap
+        return "measured in a shared process", "measured in a fresh process"
+    return "measured, shared program", "measured, your program"
 
 
 def _speeds(data: ReportData, *, shared: bool) -> list[Dot]:

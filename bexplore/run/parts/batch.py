@@ -81,7 +81,7 @@ class BatchPart:
                     step_time_s=real_step_s.get(one.global_batch_size) or step_time_s(ran, one.accumulation_steps),
                     is_measured=one.global_batch_size in real_step_s,
                 )
-                for one in global_batch_sizes(config, size)
+                for one in global_batch_sizes(config, size, _count_passes(ran))
             ),
             batch_size=own,
             replica_batch_size=config.replica_batch_size,
@@ -98,15 +98,34 @@ class BatchPart:
         return next((one for one in self.global_batch_sizes if one.global_batch_size == self.batch_size), None)
 
 
-def global_batch_sizes(config: Config, micro_batch_size: int) -> tuple[GlobalBatchSize, ...]:
-    """Return the global batch sizes that are valid with a micro-batch size, around the configuration's own."""
-    return valid_global_batch_sizes(
+def global_batch_sizes(
+    config: Config, micro_batch_size: int, passes_per_step: int | None = None
+) -> tuple[GlobalBatchSize, ...]:
+    """Return the global batch sizes that are valid with a micro-batch size, around the configuration's own.
+
+    Of a command that does not take its accumulation it is the one batch that the command makes of the size.
+
+    Args:
+        passes_per_step: Of one rank, as observed; None for unknown.
+    """
+    command, share = config.command, micro_batch_size * config.num_replicas
+    fixed = None
+    if command is not None and not command.sets_accumulation:
+        fixed = share * (command.accumulation or passes_per_step or 1)
+    listed = valid_global_batch_sizes(
         micro_batch_size,
         config.num_replicas,
-        config.batch_size,
+        config.batch_size if fixed is None else fixed,
         config.divisibility,
         tokens_per_sample=config.job.tokens_per_sample,
     )
+    return listed if fixed is None else tuple(one for one in listed if one.global_batch_size == fixed)
+
+
+def _count_passes(ran: Observation | None) -> int | None:
+    """Return the passes of a step that a start of a command showed; None for unknown."""
+    passes = None if ran is None else ran.details.get("micro_batches_per_step")
+    return round(passes) if passes else None
 
 
 def batch_size_request(config: Config) -> dict[str, Any]:

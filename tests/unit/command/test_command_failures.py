@@ -152,3 +152,49 @@ def test_what_a_library_logs_of_memory_that_it_tried_is_no_refusal():
 @pytest.mark.parametrize(("status", "told"), [(-15, "SIGTERM"), (137, "SIGKILL"), (-11, "SIGSEGV"), (3, "status 3")])
 def test_an_end_is_told_by_the_name_of_its_signal_or_by_its_status(status, told):
     assert told in describe_exit(status) and "-" not in describe_exit(status)
+
+
+RAISED = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    run()\n'
+BELOW_AN_ERROR = {
+    "Hydra, an exception": (
+        f"Error executing job with overrides: ['mbs=4']\n{RAISED}ValueError: no corpus\n\n"
+        "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n",
+        "ValueError: no corpus",
+    ),
+    "Hydra, a wrong key": (
+        "Could not override 'mbs'.\nKey 'mbs' is not in struct\n    full_key: mbs\n    object_type=dict\n\n"
+        "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n",
+        "Key 'mbs' is not in struct",
+    ),
+    "CUDA": (
+        f"{RAISED}RuntimeError: CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously "
+        "reported at some other API call, so the stacktrace below might be incorrect.\nFor debugging consider passing "
+        "CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
+        "RuntimeError: CUDA error: device-side assert triggered",
+    ),
+    "a launcher above": (
+        f"{RAISED}KeyError: 'text'\n{RAISED}subprocess.CalledProcessError: Command '['python']' returned non-zero\n",
+        "KeyError: 'text'",
+    ),
+    "a message on the next line": (f"{RAISED}ValidationError:\nlr is missing\n", "ValidationError: lr is missing"),
+    "make": (f"{RAISED}KeyError: 'text'\nmake: *** [Makefile:2: train] Error 1\n", "KeyError: 'text'"),
+    "make of a script": ("no corpus\nmake: *** [Makefile:2: train] Error 2\n", "no corpus"),
+    "fire": (
+        "ERROR: Could not consume arg: --mbs\nUsage: train.py <flags>\n  optional flags:        --lr\n\n"
+        "For detailed information on this command, run:\n  train.py --help\n",
+        "ERROR: Could not consume arg: --mbs",
+    ),
+    "argparse": ("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --mbs\n", "train.py: error: unrecog"),
+    "typer": (
+        "Usage: train.py [OPTIONS]\n\u256d\u2500 Error \u2500\u256e\n\u2502 No such option: --mbs  \u2502\n"
+        "\u2570\u2500\u2500\u256f\n",
+        "No such option: --mbs",
+    ),
+    "a measured error": ("error: 0.12\nno corpus\n", "no corpus"),
+}
+
+
+@pytest.mark.promise("a framework writes advice below an error", "the reason is the error, not the last line")
+@pytest.mark.parametrize(("log", "reason"), BELOW_AN_ERROR.values(), ids=BELOW_AN_ERROR.keys())
+def test_the_reason_is_the_error_and_not_what_stands_below_it(log: str, reason: str):
+    assert ended(log)[1].startswith(f"the command ended with status 1: {reason}")

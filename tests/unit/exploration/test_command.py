@@ -191,6 +191,16 @@ def test_what_the_command_fixes_is_seen_in_every_start(machine):
     assert result.warnings == ()
 
 
+@pytest.mark.parametrize("steps_had", [1, 4])
+def test_a_command_that_takes_no_accumulation_has_one_valid_batch(machine, steps_had):
+    machine.steps_had = steps_had
+    result = result_of()
+
+    (only,) = result.batch.global_batch_sizes
+    assert (only.global_batch_size, only.accumulation_steps) == (steps_had * 8, steps_had)
+    assert only.step_time_s == pytest.approx(steps_had * 0.038 + UPDATE_S, rel=1e-3)
+
+
 def test_a_command_that_fixes_an_accumulation_and_has_steps_of_another_is_told_so(machine):
     machine.steps_had = 4
 

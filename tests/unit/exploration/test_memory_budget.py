@@ -222,6 +222,15 @@ def test_a_job_on_the_host_gets_a_share_of_what_is_available_less_the_overhead_o
     assert budget(HOST, host=GIB).budget_bytes == 0
 
 
+@pytest.mark.parametrize("memory_budget", ["300MiB", "1GiB"])
+def test_a_budget_that_is_smaller_than_what_is_kept_free_is_refused(memory_budget: str):
+    with pytest.raises(UserInputError, match=r"leaves nothing to the job; 1.00 GiB kept free") as error:
+        budget(memory_budget=memory_budget, replicas=2)
+    assert "give more than 1.00 GiB, or set explore.replica_reserve" in error.value.hint
+    assert budget(memory_budget=memory_budget).budget_bytes > 0  # one replica keeps nothing free
+    assert budget(memory_budget=memory_budget, replicas=2, replica_reserve="10MiB").budget_bytes > 0
+
+
 def test_a_device_keeps_a_margin_free_and_its_other_users_are_a_warning():
     assert (budget().budget_bytes, budget().warnings) == (79 * GIB - int(DEVICE_MARGIN_SHARE * 80 * GIB), ())
     shared = budget(GPU | {"free_memory_bytes": 60 * GIB})

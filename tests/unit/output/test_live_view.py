@@ -112,6 +112,20 @@ def test_before_the_first_probe_the_time_of_the_whole_is_told_as_such():
     assert "now compiling, 5.00 s" in lines
 
 
+def test_a_stage_that_takes_longer_than_expected_says_so():
+    clock = Clock()
+    view = View(clock)
+    plan = {"title": "job", "run": None, "num_known_probes": 0, "changes": (), "device": "cpu", "candidates": ""}
+    view(Planned(max_probes=10, expected_s=2.0, **plan))
+    view(ProbeStarted(probe=Probe(number=0, micro_batch_size=16), expected_s=0.426))
+    clock.now += 3.5
+
+    text = seen(view)
+
+    assert "3.50 s; expected: about 426 ms" in text
+    assert "time 3.50 s so far; expected: about 2.00 s" in text
+
+
 def test_the_plot_marks_the_best_the_others_and_what_failed():
     lines = seen(explored(Clock())).splitlines()
     plot = [line for line in lines if "│" in line]

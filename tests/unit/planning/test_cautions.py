@@ -52,6 +52,13 @@ def test_more_devices_than_the_batch_can_feed_are_told():
     assert "cannot feed" not in cautions(devices=(Devices(number=8),))
 
 
+def test_a_batch_too_small_for_one_device_names_the_one_that_is_large_enough():
+    told = cautions(costs(num_replicas=1), devices=(Devices(number=1),), batch_sizes=(Amount(number=2),))
+
+    assert "does not use the micro-batch size" in told
+    assert "devices" not in told
+
+
 def test_a_batch_that_grows_without_throughput_is_told():
     sizes = (Amount(number=1024), Amount(number=2048))
     assert "2048 has 1.00x the samples/s of 1024" in cautions(batch_sizes=sizes)

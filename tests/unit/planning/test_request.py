@@ -23,8 +23,19 @@ def test_the_last_batch_of_an_epoch_counts_whole():
 
 def test_tokens_are_samples_times_their_mean_length():
     assert Work(tokens=1e6).num_steps(10, 1000.0) == 100
-    with pytest.raises(UserInputError, match="no sequence length"):
+    with pytest.raises(UserInputError, match="no sequence length") as error:
         Work(tokens=1e6).num_steps(10, None)
+    assert error.value.hint == "type `samples=1.2e6`"
+
+
+@pytest.mark.parametrize(
+    ("field", "hint"),
+    [("batch_sizes", "type `batch_sizes=512`"), ("rate", "type `rate=31.5 samples/s`")],
+)
+def test_a_job_without_tokens_is_told_how_the_same_is_given_in_samples(field: str, hint: str):
+    with pytest.raises(UserInputError) as error:
+        Amount(number=4e6, is_tokens=True).in_samples(None, field)
+    assert error.value.hint == hint
 
 
 @pytest.mark.parametrize(

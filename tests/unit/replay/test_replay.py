@@ -37,6 +37,27 @@ def test_a_replay_finds_the_best_recorded_size_and_probes_only_recorded_ones(tmp
     assert {event["micro_batch_size"] for event in events} <= {8, 16, 32, 64, 128}
 
 
+def test_a_table_of_one_curve_needs_no_name_of_it(tmp_path: Path):
+    rows = [row.removeprefix("a,") for row in LADDER]
+
+    result = result_of(table(tmp_path, *rows, header=HEADER.removeprefix("curve_id,")))
+
+    assert (result["curve_id"], result["micro_batch_size"]) == ("table", 128)
+
+
+def test_a_replay_tells_the_fastest_recorded_size_and_what_of_it_the_answer_has(tmp_path: Path):
+    path = table(tmp_path, *LADDER, "a,256,480,,,0")
+    result = result_of(path, max_probes=2, noise=0.0)
+
+    (curve,) = load_table(path)
+    assert (result["recorded_best_micro_batch_size"], result["recorded_best_samples_per_s"]) == (128, 480.0)
+    assert result["share_of_recorded_best"] == 1.0 - curve.regret(result["micro_batch_size"])
+
+
+def test_a_table_where_nothing_fits_has_no_recorded_best(tmp_path: Path):
+    assert result_of(table(tmp_path, "a,8,,,,1", "a,16,,,,1")).get("recorded_best_micro_batch_size") is None
+
+
 def test_the_same_seed_gives_the_same_events(tmp_path: Path):
     path = table(tmp_path, *LADDER)
     runs = [list(replay_table(path, ReplayOptions(seed=seed))) for seed in (3, 3, 4)]
@@ -153,7 +174,7 @@ def test_all_problems_of_a_table_are_told_at_once(tmp_path: Path):
 @pytest.mark.parametrize(
     ("header", "rows", "words"),
     [
-        ("micro_batch_size,step_time_s", ("8,0.1",), "lacks the column curve_id"),
+        ("curve_id,step_time_s", ("a,0.1",), "lacks the column micro_batch_size"),
         ("curve_id,micro_batch_size", ("a,8",), "throughput_samples_per_s or step_time_s"),
         (HEADER, (), "no rows"),
         ("", (), "lacks the column"),

@@ -151,8 +151,9 @@ def _job(
         return make_workload_job(settings, settings.workload, common, problems)
     if document.has(("explore", "workload")) and document.get(("explore", "workload")) is not None:
         return Job(workload="imported")  # its mistakes have been noted
-    if not isinstance(document.get(layout.model), dict):
-        if document.get(layout.model) is None:
+    model = document.get(layout.model)
+    if not isinstance(model, dict) or not model:
+        if not model:
             hint = "write a model section, or explore.workload; bexplore init --example lists examples of both"
             problems.error((), "no model section describes what is trained", hint)
         return Job(workload="decoder")

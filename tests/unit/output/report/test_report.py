@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -13,6 +14,8 @@ from bexplore.output.report.figures import figures
 from bexplore.output.report.files import ReportFile, html, read_report_data
 from bexplore.output.report.page import comparisons_table, markdown, probes_table
 from bexplore.output.summary import batch_sizes_table
+from bexplore.planning.plan import make_plans
+from bexplore.planning.request import PlanRequest, Work
 from bexplore.run.events import Finished
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
@@ -20,6 +23,7 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.posterior import CredibleBand, fit_posterior
 from bexplore.search.space import MemoryPrior, Space
 from tests.builders import observed
+from tests.unit.planning.builders import costs
 from tests.unit.run.builders import GIB, HOSTILE, Page, cost_model, make_run, probe
 
 
@@ -289,3 +293,27 @@ def test_the_ranks_stand_on_the_page_and_in_the_short_report(tmp_path, parallel,
     assert times in " ".join(text.split())
     for shown in (" ".join(text.split()), markdown(data)):
         assert (f"ranks: {told}" in shown) if told else ("ranks: " not in shown)
+
+
+@pytest.mark.parametrize(("sequence_length", "option"), [(128, "--tokens 300B"), (None, "--samples 1.2M")])
+def test_the_plan_that_a_report_advises_is_one_that_its_job_has(tmp_path, sequence_length, option):
+    (plan,) = make_plans(costs(tokens_per_sample=sequence_length), PlanRequest(work=Work(steps=10)), None).plans
+    data = read_report_data(make_run(tmp_path))
+    job = dataclasses.replace(data.job, sequence_length=sequence_length)
+
+    assert f"{option} --devices 8,64" in Page(html(dataclasses.replace(data, job=job, plan=plan))).text
+
+
+def names_of_marks(data) -> list[str]:
+    return [mark.name for mark in figures(data)[0].marks]
+
+
+def test_a_legend_names_a_shared_program_only_where_something_is_compiled(tmp_path):
+    data = read_report_data(make_run(tmp_path))
+    eager = tuple(dataclasses.replace(item, ran_eagerly=True) for item in data.observations)
+    batch = dataclasses.replace(data.result.batch, num_replicas=1)  # which only a command shows
+    of_command = dataclasses.replace(data, result=dataclasses.replace(data.result, batch=batch))
+
+    assert "measured, shared program" in names_of_marks(data)
+    assert "measured in a shared process" in names_of_marks(dataclasses.replace(data, observations=eager))
+    assert "measured in a shared start" in names_of_marks(of_command)
