@@ -168,7 +168,7 @@ def printed(seed: int) -> Printed | None:
         told, observations = finish.result(result), run.journal.read()
         if told.micro_batch_size is None:  # all that ran was refused when it was verified
             return None
-    text = summary_text(told, yaml_key="train_input.micro_batch_size", tolerance=config.settings.tolerance)
+    text = summary_text(told, tolerance=config.settings.tolerance)
     line = recommendation_line(streamed[-1], datetime.now(UTC))
     found = faults(told, text, line, observations, world, tolerance=config.settings.tolerance)
     of_search = sum(one.probe.purpose.value != "keep_batch_size" for one in observations)

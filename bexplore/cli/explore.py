@@ -31,6 +31,7 @@ from bexplore.cli.options import (
 )
 from bexplore.cli.streams import silence, watched_reader
 from bexplore.config.config import Config
+from bexplore.config.document import dotted_path
 from bexplore.engine.process.worker_process import is_waiting
 from bexplore.errors import BexploreError, ExitCode, first_line
 from bexplore.exploration.base import ExploreOptions
@@ -40,6 +41,7 @@ from bexplore.output.console import Progress
 from bexplore.output.event_files import EventFile, JsonLines
 from bexplore.output.report.files import ReportFile
 from bexplore.output.summary import summary_text
+from bexplore.output.table import stdout_width
 from bexplore.run.events import AlreadyFinished, Finished, JobEvent
 from bexplore.run.fingerprint import search_settings
 from bexplore.run.result import RunResult
@@ -189,20 +191,25 @@ class _Show:
         try:
             return summary_text(
                 result,
-                yaml_key=".".join(str(part) for part in self._config.request.path),
                 tolerance=self._config.settings.tolerance,
                 target_confidence=settings.target_confidence,
                 config=self._config.typed,
-                paste=paste(self._config, written_size(self._config, result), result.choice.settings)
-                if result.micro_batch_size
-                else "",
+                paste=self._paste(result),
                 command_line=self._command_line(result),
                 report=str(report) if report.exists() else None,
+                width=stdout_width(),
             )
         except Exception as error:
             log.info("no summary", exc_info=True)
             self._warn(f"no summary: {type(error).__name__}: {first_line(error)}")
             return f"Use micro_batch_size {result.micro_batch_size}: see {Path(result.run_dir, 'result.json')}"
+
+    def _paste(self, result: RunResult) -> str:
+        """Return the lines to paste into the file; empty where there is no recommendation."""
+        if not result.micro_batch_size:
+            return ""
+        size = written_size(self._config, result)
+        return paste(self._config, size, result.choice.settings) or f"{dotted_path(self._config.request.path)}: {size}"
 
     def _command_line(self, result: RunResult) -> str:
         """Return the command with the recommended size; empty where a file holds it, or there is none."""

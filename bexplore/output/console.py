@@ -142,7 +142,9 @@ class Progress:
             self._warned[kind] = text if known is None or _largest_figure(text) > _largest_figure(known) else known
 
     def _say(self, text: str) -> None:
-        self._console.print(self._name_options(text), markup=False, highlight=False, soft_wrap=True)
+        """Write a line, on a terminal cut between words; into a file or a pipe it stays whole."""
+        told, is_whole = self._name_options(text), not self._console.is_terminal
+        self._console.print(told, markup=False, highlight=False, soft_wrap=is_whole, overflow="ignore")
 
 
 def _largest_figure(text: str) -> float:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from bexplore.config.variants import name_settings
-from bexplore.output.table import Table
+from bexplore.output.table import Table, wrap_words
 from bexplore.run.parts.choice import FrontPoint
 from bexplore.run.parts.row import Row
 from bexplore.run.result import RunResult
@@ -20,44 +20,47 @@ OF_TABLE = ("{accumulation}", "{global_batch_size}")  # that stay in a command w
 def summary_text(
     result: RunResult,
     *,
-    yaml_key: str,
     tolerance: float,
     target_confidence: float | None = None,
     config: str = "",
     paste: str = "",
     command_line: str = "",
     report: str | None = None,
+    width: int | None = None,
 ) -> str:
     """Return the closing text of a run.
 
     Args:
-        yaml_key: Dotted key of the size in the user's file.
         tolerance: Width of the indifference zone, as a share of speed.
         target_confidence: The requested score; None if unknown.
         config: The user's file and options, as typed, for the `apply` command; empty leaves the command out.
-        paste: The lines of YAML to paste; empty for the dotted key alone.
+        paste: The lines of YAML to paste; empty for the size alone.
         command_line: The training command with the size filled in; empty where a file holds the size.
         report: The path of the report; None for none.
+        width: Characters of a line, between whose words sentences are cut; lines to copy stay whole. None for no limit.
     """
     view = result.view(tolerance, target_confidence)
     if result.micro_batch_size is None:
-        rows = [_line(row) for row in result.search.failed_rows()]
-        stopped = result.search.stop_words(view)
-        return "\n".join([f"No recommendation: {stopped}.", *rows, f"Results: {result.run_dir}"])
+        rows = [line for row in result.search.failed_rows() for line in _lines(row, width)]
+        stopped = wrap_words(f"No recommendation: {result.search.stop_words(view)}.", width)
+        return "\n".join([*stopped, *rows, f"Results: {result.run_dir}"])
     keeping = keeping_sentence(result, target_confidence)
-    front = front_table(result, tolerance).as_lines() if result.choice.settings and result.choice.pareto_front else []
-    first, *rest = (paste or f"{yaml_key}: {result.micro_batch_size}").splitlines()
+    front = (
+        front_table(result, tolerance).as_lines(width) if result.choice.settings and result.choice.pareto_front else []
+    )
+    message = result.batch.batch_message
+    first, *rest = (paste or f"micro_batch_size: {result.micro_batch_size}").splitlines()
     return "\n".join(
         [
-            _headline(result),
-            *([keeping] if keeping else []),
+            *wrap_words(_headline(result), width),
+            *(wrap_words(keeping, width) if keeping else []),
             "",
-            *map(_line, result.rows(view)),
+            *(line for row in result.rows(view) for line in _lines(row, width)),
             "",
             *(["Memory against speed, where nothing else is better in both:", *front, ""] if front else []),
             "Valid global batch sizes:",
-            *batch_sizes_table(result).as_lines(),
-            *([f"  {result.batch.batch_message}"] if result.batch.batch_message else []),
+            *batch_sizes_table(result).as_lines(width),
+            *(wrap_words(message, width, first="  ", indent="  ") if message else []),
             "",
             f"Results: {result.run_dir}",
             *([f"Report:  {report}"] if report else []),
@@ -70,8 +73,8 @@ def summary_text(
     )
 
 
-def _line(row: Row) -> str:
-    return f"  {row.label:<{WIDTH}}{row.text}"
+def _lines(row: Row, width: int | None) -> list[str]:
+    return wrap_words(row.text, width, first=f"  {row.label:<{WIDTH}}", indent=" " * (WIDTH + 2))
 
 
 def _headline(result: RunResult) -> str:

@@ -20,6 +20,23 @@ def stdout_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def wrap_words(text: str, width: int | None, *, first: str = "", indent: str = "") -> list[str]:
+    """Return the lines of a text of at most `width` characters, cut between words; a longer word stays whole.
+
+    Args:
+        width: None for one line.
+        first: What stands before the first line.
+        indent: What stands before the others.
+    """
+    if width is None:
+        return [f"{first}{text}"]
+    width = max(width, len(indent) + NARROWEST)
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.wrap(text) or [first]
+
+
 def markdown_cell(text: str) -> str:
     """Return a text as a cell of a Markdown table takes it."""
     return text.replace("|", "\\|").replace("\n", " ")

@@ -138,7 +138,7 @@ def test_no_event_and_no_field_of_the_result_tells_of_speed_or_of_a_score(events
 def test_the_summary_says_what_fits_and_that_no_speed_is_known(events_of):
     result = events_of(8 * 2**30)[-1].result
 
-    text = summary_text(result, yaml_key="micro_batch_size", tolerance=0.03, target_confidence=90)
+    text = summary_text(result, tolerance=0.03, target_confidence=90)
 
     first = text.splitlines()[0]
     assert first.startswith(f"micro_batch_size {result.micro_batch_size} is the largest size that ran on NVIDIA H100")

@@ -111,7 +111,7 @@ def concluded(
 
 
 def eager_words(result: RunResult) -> str:
-    text = summary_text(result, yaml_key="train_input.micro_batch_size", tolerance=0.02)
+    text = summary_text(result, tolerance=0.02)
     return next((line for line in text.splitlines() if line.startswith("  eager ")), "")
 
 

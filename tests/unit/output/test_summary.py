@@ -30,7 +30,7 @@ def test_what_failed_is_in_the_last_words_with_its_reason():
     )
     result = run_result(stop_reason="interrupted", run_dir="runs", failures=failures)
 
-    text = summary_text(result, yaml_key="x", tolerance=0.02)
+    text = summary_text(result, tolerance=0.02)
 
     assert "2, 4: crashed: ValueError: odd sizes only (model.py:7)" in text
     assert "too big" not in text
@@ -60,7 +60,7 @@ def test_failures_that_differ_in_numbers_alone_show_one_traceback():
     failures = group_failures([observed(1), *crashes])
     result = run_result(stop_reason="interrupted", run_dir="runs", failures=failures)
 
-    shown = summary_text(result, yaml_key="x", tolerance=0.02)
+    shown = summary_text(result, tolerance=0.02)
 
     assert "13, 16: crashed: ValueError: 16 samples (model.py:7)" in shown
     assert shown.count("Traceback") == 1
@@ -101,7 +101,7 @@ def result(**fields) -> dict:
 def words(record: dict, target: float | None = None) -> str:
     return summary_text(
         RunResult.from_record(record),
-        yaml_key="train_input.micro_batch_size",
+        paste="train_input.micro_batch_size: 8",
         tolerance=0.02,
         target_confidence=target,
     )
@@ -110,7 +110,6 @@ def words(record: dict, target: float | None = None) -> str:
 def test_what_stays_to_be_filled_in_of_a_command_is_referred_to_the_table():
     shown = summary_text(
         RunResult.from_record(result()),
-        yaml_key="x",
         tolerance=0.02,
         command_line="python train.py --mbs 8 --steps {accumulation}",
     )
@@ -206,11 +205,11 @@ def test_the_last_words_name_limits_report_and_apply_command():
     found = [{"kind": "update", "finding": f"finding {number}", "action": f"action {number}"} for number in range(3)]
 
     record = RunResult.from_record(result(bottlenecks=found))
-    text = summary_text(record, yaml_key="x", tolerance=0.02, config="job.yaml", report="somewhere/report.html")
+    text = summary_text(record, tolerance=0.02, config="job.yaml", report="somewhere/report.html")
 
     assert "limits           finding 0; try: action 0" in text
     assert "finding 2" not in text
-    assert "Report:  somewhere/report.html\nApply:   bexplore apply job.yaml\nPaste:   x: 8" in text
+    assert "Report:  somewhere/report.html\nApply:   bexplore apply job.yaml\nPaste:   micro_batch_size: 8" in text
 
 
 def test_the_last_words_tell_what_the_process_holds_beside_its_tensors():
@@ -376,3 +375,19 @@ def test_efficiency_is_at_most_one_and_hosts_are_not_listed():
 
 def test_a_job_of_one_device_has_no_row_of_ranks():
     assert "  ranks" not in words(result())
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_long_lines_are_cut_between_words_at_the_width_of_the_terminal(width):
+    long = "the loader takes 40% of a step: more worker processes, or pinned memory, would hide it from the device"
+    answer = {"micro_batch_size": 8, "base_micro_batch_size": 1, "relative_performance": 2.0, "samples_per_s": 40.0}
+    result = run_result(**answer, confidence=91, run_dir="runs/" + "x" * 100, warnings=(long,))
+    options = {"tolerance": 0.02, "config": "job.yaml " + "y" * 100}
+
+    cut = summary_text(result, width=width, **options)
+    whole = summary_text(result, **options)
+
+    assert cut.split() == whole.split()  # no word is broken or lost
+    to_copy = ("Results:", "Report:", "Apply:", "Paste:", "Run:")
+    assert max(len(line) for line in cut.splitlines() if not line.startswith(to_copy)) <= width
+    assert f"Apply:   bexplore apply {options['config']}" in cut.splitlines()

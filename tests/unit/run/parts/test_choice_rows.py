@@ -64,7 +64,7 @@ def test_the_files_own_settings_need_nothing():
 
 
 def words(one: RunResult) -> str:
-    return summary_text(one, yaml_key="train_input.micro_batch_size", tolerance=0.02)
+    return summary_text(one, tolerance=0.02)
 
 
 def test_the_summary_names_the_settings_in_its_headline_and_in_a_row():

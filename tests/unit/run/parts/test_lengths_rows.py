@@ -123,8 +123,7 @@ def test_the_summary_has_the_rows_of_lengths_and_none_without():
     before = {"micro_batch_size": 8, "base_micro_batch_size": 1, "relative_performance": 1.5, "confidence": 91}
     before |= {"samples_per_s": 123.4, "num_probes": 5, "run_dir": "somewhere"}
     with_lengths, without = (
-        summary_text(run_result(**before, lengths=one), yaml_key="train_input.micro_batch_size", tolerance=0.02)
-        for one in (result(others=OTHERS), None)
+        summary_text(run_result(**before, lengths=one), tolerance=0.02) for one in (result(others=OTHERS), None)
     )
 
     for label in ("lengths", "longest samples", "padding"):
