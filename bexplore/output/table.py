@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from html import escape
 
-# Fewest columns, and the CSS class of such a table: its rows become cards below 1000 pixels, below 600, or never.
+# Fewest columns, and the CSS class of such a table: its rows become cards below 740 pixels, below 600, or never.
 CARDS = ((7, "many"), (5, "some"), (0, "few"))
 GAP = "  "  # between columns, and before the first
 NARROWEST = 20  # characters; a column of words is not wrapped to less

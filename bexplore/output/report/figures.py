@@ -167,8 +167,8 @@ def confidence(data: ReportData) -> Figure | None:
         key="confidence",
         title="Confidence over probes",
         description=f"The score went from {dots[0].y:.0f} to {dots[-1].y:.0f} in {counted(last, 'probe')}.",
-        x=Axis(label="probes", low=1.0, high=max(2.0, float(last)), ticks=ticks),
-        y=Axis(label="confidence", low=0.0, high=100.0, ticks=(0, 20, 40, 60, 80, 100)),
+        x=Axis(label="probes (number)", low=1.0, high=max(2.0, float(last)), ticks=ticks),
+        y=Axis(label="confidence (out of 100)", low=0.0, high=100.0, ticks=(0, 20, 40, 60, 80, 100)),
         marks=tuple(marks),
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
+from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -23,7 +25,7 @@ from bexplore.output.report.svg import SHAPES, draw
 from bexplore.output.table import Table
 from bexplore.run.facts import SizeFacts
 from bexplore.run.parts.row import Row
-from bexplore.run.parts.search import outcomes_words
+from bexplore.run.parts.search import group_failures, outcomes_words
 from bexplore.search.policy.decision import StopReason
 from bexplore.units import counted, format_bytes, format_seconds
 
@@ -32,6 +34,13 @@ NUM_BUFFERS = 10  # places that are listed by name; the rest is summed
 SMALLEST_TERAFLOPS = 0.1  # below, operations are shown in GFLOP/s
 # Labels of rows that stand apart in the report: in its first lines, its warnings, its list of limits or its probes.
 SHOWN_ELSEWHERE = ("why", "score", "memory", "smaller size", "training", "limits", "warning", "failed")
+# What a sentence has of code: backquoted words, keys of a job's file with their values, commands, options, variables.
+_CODE = re.compile(
+    r"`[^`]+`|\bexplore\.[a-z_]+(?:\.[a-z_]+)*(?:: (?:[a-z]+|\d+)\b)?"
+    r"|\b(?:micro_batch_size|micro_batch_tokens|batch_size|num_workers|pin_memory)\b(?::? \d+)?"
+    r"|\bbexplore (?:explore|apply|doctor|trace|probe|plan|report|network|guard)\b|(?<![\w-])--[a-z][a-z-]+"
+    r"|\b[A-Z][A-Z_]{5,}=\S*[^\s.,;:]"
+)
 WIDE, NARROW = (760, 380), (370, 380)  # pixels; the page shows one of the two drawings, by its width
 
 
@@ -42,6 +51,7 @@ def html(data: ReportData) -> str:
         data,
         figures=[_drawn(figure) for figure in figures(data)],
         shapes=SHAPES,
+        failed=group_failures(data.of_answer),
         headroom=data.result.memory.headroom_words(),
         stop_reason=data.result.search.stop_words(data.view),
         probes=probes_table(data),
@@ -67,7 +77,8 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         keep_trailing_newline=".md." in name,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "table": _html_table}
+    filters = {"seconds": format_seconds, "bytes": format_bytes, "table": _html_table, "code": mark_code}
+    environment.filters |= filters
     environment.globals["counted"] = counted
     template = environment.from_string((files("bexplore.output.report") / name).read_text(encoding="utf-8"))
     return template.render(
@@ -93,6 +104,15 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
 
 def _html_table(table: Table, caption: str) -> Markup:
     return Markup(table.as_html(caption))
+
+
+def mark_code(text: str) -> Markup:
+    """Return a sentence as HTML in which keys, commands, variables and what stands in backquotes are code."""
+    parts, end = [], 0
+    for found in _CODE.finditer(text):
+        parts += [escape(text[end : found.start()]), f"<code>{escape(found[0].strip('`'))}</code>"]
+        end = found.end()
+    return Markup("".join((*parts, escape(text[end:]))))
 
 
 def found_rows(data: ReportData) -> tuple[Row, ...]:

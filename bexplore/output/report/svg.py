@@ -23,7 +23,7 @@ SHAPES = """
 .figure .dot{outline:none}.figure .dot .hit{fill:transparent}
 .figure .dot:hover .shape,.figure .dot:focus .shape{stroke-width:4}
 """
-_LEFT, _RIGHT, _TOP, _BOTTOM, _LEGEND_ROW = 64, 14, 8, 46, 20
+_LEFT, _RIGHT, _TOP, _BOTTOM, _LEGEND_ROW, _LABEL_ROW = 64, 14, 8, 46, 20, 18
 
 
 def draw(figure: Figure, *, width: int = 760, height: int = 380, standalone: bool = False, tag: str = "") -> str:
@@ -53,7 +53,7 @@ class _Canvas:
         self.figure, self.width = figure, width
         self.rows = _legend_rows(figure.marks, width - _LEFT - _RIGHT)
         self.left, self.right = _LEFT, width - _RIGHT
-        self.top, self.bottom = _TOP + _LEGEND_ROW * len(self.rows) + 8, height - _BOTTOM
+        self.top, self.bottom = _TOP + _LEGEND_ROW * len(self.rows) + _LABEL_ROW + 8, height - _BOTTOM
 
     def x(self, value: float) -> float:
         return round(self.left + self.figure.x.fraction(value) * (self.right - self.left), 1)
@@ -62,7 +62,7 @@ class _Canvas:
         return round(self.bottom - self.figure.y.fraction(value) * (self.bottom - self.top), 1)
 
     def axes(self) -> str:
-        parts = []
+        parts = [f'<text x="4" y="{self.top - 14}">{escape(self.figure.y.label)}</text>']
         for value in self.figure.y.ticks:
             y = self.y(value)
             parts.append(f'<line class="grid" x1="{self.left}" x2="{self.right}" y1="{y}" y2="{y}"/>')

@@ -12,7 +12,7 @@ from bexplore.measurement.probe import Observation
 from bexplore.output.report.figure import Band
 from bexplore.output.report.figures import figures
 from bexplore.output.report.files import ReportFile, html, read_report_data
-from bexplore.output.report.page import comparisons_table, markdown, probes_table
+from bexplore.output.report.page import comparisons_table, mark_code, markdown, probes_table
 from bexplore.output.summary import batch_sizes_table
 from bexplore.planning.plan import make_plans
 from bexplore.planning.request import PlanRequest, Work
@@ -152,9 +152,8 @@ def test_it_names_a_size_that_spares_the_user_a_new_global_batch_size(tmp_path):
     kept |= {"free_micro_batch_size": 8, "over_recommended": 0.97, "relative_performance": 1.5}
     rewrite(run, batch_size=60, replica_batch_size=60, keeps_batch_size=kept)
 
-    assert "To keep batch_size 60, use micro_batch_size 4 in 15 accumulation steps: 0.97x" in html(
-        read_report_data(run)
-    )
+    text = " ".join(Page(html(read_report_data(run))).text.split())
+    assert "To keep batch_size 60 , use micro_batch_size 4 in 15 accumulation steps: 0.97x" in text
 
 
 def test_a_score_below_its_target_says_within_what_share_it_would_be_90(tmp_path):
@@ -317,3 +316,45 @@ def test_a_legend_names_a_shared_program_only_where_something_is_compiled(tmp_pa
     assert "measured, shared program" in names_of_marks(data)
     assert "measured in a shared process" in names_of_marks(dataclasses.replace(data, observations=eager))
     assert "measured in a shared start" in names_of_marks(of_command)
+
+
+def test_warnings_and_sizes_that_failed_stand_below_the_answer_and_above_the_figures(tmp_path):
+    run = make_run(tmp_path)
+    rewrite(run, warnings=("the machine was busy",))
+    text = Page(html(read_report_data(run))).text
+    places = ("Use", "the machine was busy", "What to do first", "Sizes that did not run", "Samples per second over")
+    assert [text.index(one) for one in places] == sorted(text.index(one) for one in places)
+    assert re.search(r"13:\s+out of memory", text)
+
+
+def test_both_axes_of_a_figure_name_their_quantity(page):
+    for label in (
+        "samples/s",
+        "micro-batch size (samples)",
+        "peak memory",
+        "confidence (out of 100)",
+        "probes (number)",
+    ):
+        assert f" {label} " in page.text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("set explore.effort: thorough, then go on", "set <code>explore.effort: thorough</code>, then go on"),
+        ("use micro_batch_size 4 of <b>", "use <code>micro_batch_size 4</code> of &lt;b&gt;"),
+        ("type `mfu=0.4<1`", "type <code>mfu=0.4&lt;1</code>"),
+        ("time it, by bexplore network", "time it, by <code>bexplore network</code>"),
+        ("export OMP_NUM_THREADS=4, or not", "export <code>OMP_NUM_THREADS=4</code>, or not"),
+        ("nothing of it", "nothing of it"),
+    ],
+)
+def test_keys_commands_and_variables_are_code_in_a_sentence(text: str, shown: str):
+    assert mark_code(text) == shown
+
+
+def test_rows_are_a_table_from_740_pixels_on_and_figures_share_a_wide_line(tmp_path):
+    source = html(read_report_data(make_run(tmp_path)))
+    cards = [int(width) for width in re.findall(r"max-width:(\d+)px\)\{\.\w+ thead", source)]
+    assert sorted(cards) == [599, 739]
+    assert 'class="columns"' in source
