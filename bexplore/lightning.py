@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # type: ignore[attr-defined]
 
 from bexplore.errors import UserInputError
 from bexplore.run.result import RunResult
 from bexplore.start_again import (
+    ENDLESS_STEPS,
     GivenSize,
     ProgramRequest,
     explore_program,
@@ -72,16 +73,15 @@ class MicroBatchSizeFinder(Callback):
         """Set the size and the accumulation: those that were given, else those that an exploration finds."""
         if stage != "fit":
             return
+        _refuse_loader(trainer)
         if not lightning_hasattr(pl_module, self._name):
             raise UserInputError(
                 f"neither the module, its hparams nor the data module has {self._name}",
                 hint="let train_dataloader() use an attribute, and name it: MicroBatchSizeFinder(batch_arg_name=...)",
             )
-        _refuse_loader(trainer)
         given = read_given_size() or self._explored(trainer)
         if given.output_dir is not None:
-            kept: Any = [one for one in trainer.callbacks if not isinstance(one, Checkpoint)]  # type: ignore[attr-defined]
-            trainer.callbacks = kept  # type: ignore[attr-defined]
+            _lift_ends(trainer)
         lightning_setattr(pl_module, self._name, given.micro_batch_size)
         if given.accumulation is not None:
             trainer.accumulate_grad_batches = given.accumulation
@@ -91,6 +91,17 @@ class MicroBatchSizeFinder(Callback):
         self.result = explore_program(self._request)
         accumulation = self._global_batch_size and find_accumulation(self.result, self._global_batch_size)
         return GivenSize(micro_batch_size=self.result.micro_batch_size or 0, accumulation=accumulation)
+
+
+def _lift_ends(trainer: Trainer) -> None:
+    """Let the training of a probe go on until it is ended, and write no checkpoint.
+
+    Steps are many and not endless: a schedule that asks for their number gets one.
+    """
+    kept: Any = [one for one in trainer.callbacks if not isinstance(one, Checkpoint | EarlyStopping | Timer)]  # type: ignore[attr-defined]
+    trainer.callbacks = kept  # type: ignore[attr-defined]
+    trainer.fit_loop.max_epochs = -1
+    trainer.fit_loop.epoch_loop.max_steps = ENDLESS_STEPS
 
 
 def _refuse_loader(trainer: Trainer) -> None:

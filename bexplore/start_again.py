@@ -12,21 +12,28 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bexplore.api import explore
 from bexplore.config.load import load_config
 from bexplore.errors import BexploreError, UserInputError
 from bexplore.exploration.base import ExploreOptions
-from bexplore.host import logs
 from bexplore.host.secret_values import hidden_words
 from bexplore.job.batching import split
-from bexplore.run.events import AlreadyFinished, Finished, JobEvent, Planned, Recommended
+from bexplore.output.bexp import BexpStream, RunLog, probe_sentence
+from bexplore.output.event_files import EventFile
+from bexplore.output.report.files import ReportFile
+from bexplore.output.summary import headline
+from bexplore.run.events import AlreadyFinished, Finished, JobEvent, Planned
 from bexplore.run.result import RunResult
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.result import ProbeFinished
 
 SIZE, ACCUMULATION, OUTPUT_DIR = "BEXPLORE_MICRO_BATCH_SIZE", "BEXPLORE_ACCUMULATION", "BEXPLORE_OUTPUT_DIR"
+ENDLESS_STEPS = 10**9  # of a probe's training, so that a large size does not end short data before it is timed
 _found: dict[str, RunResult] = {}  # by what explored, in this process: at most one
 
 
@@ -150,28 +157,45 @@ def _refuse_ranks() -> None:
 
 def _run(request: ProgramRequest) -> RunResult:
     config = load_config(None, overrides=request.overrides())
-    logs.configure(1)  # minutes pass, and nothing else of bexplore is seen
-    try:
-        for event in explore(config, ExploreOptions(model_dir=request.model_dir, fresh=request.fresh)):
-            _log(event)
-    finally:
-        logs.configure(-1)
+    now = partial(datetime.now, UTC)
+    sinks = (RunLog(now), EventFile(), BexpStream(sys.stderr, now), ReportFile(_warn), _show)
+    for event in explore(config, ExploreOptions(model_dir=request.model_dir, fresh=request.fresh)):
+        for sink in sinks:
+            sink(event)
     assert isinstance(event, Finished | AlreadyFinished)  # the last event, or an error was raised
     if event.result.search.stop_reason == StopReason.INTERRUPTED or event.result.micro_batch_size is None:
         raise KeyboardInterrupt
     return event.result
 
 
-def _log(event: JobEvent) -> None:
+def _say(text: str) -> None:
+    """Write a line to stderr: stdout is the program's own."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _warn(text: str) -> None:
+    _say(f"warning: {text}")
+
+
+def _show(event: JobEvent) -> None:
     match event:
         case Planned():
-            for line in (*event.warnings, *event.notices):
-                logs.log.info(line)
+            for line in event.warnings:
+                _warn(line)
+            for line in event.notices:
+                _say(line)
         case ProbeFinished():
-            seen = event.observation
-            logs.log.info("probe", micro_batch_size=seen.micro_batch_size, outcome=seen.outcome.value)
-        case Recommended():
-            best = event.recommendation
-            logs.log.info("recommended", micro_batch_size=best.micro_batch_size, confidence=best.confidence)
+            _say(probe_sentence(event))
         case Finished() | AlreadyFinished():
-            logs.log.info("found", micro_batch_size=event.result.micro_batch_size, run=event.result.run_dir)
+            _show_result(event.result)
+
+
+def _show_result(result: RunResult) -> None:
+    """Say what was found, and where all of it is."""
+    if result.micro_batch_size is None:
+        return  # interrupted
+    _say(headline(result))
+    for text in result.warnings:
+        _warn(text)
+    report = Path(result.run_dir, "report.html")
+    _say(f"Report:  {report}" if report.exists() else f"Results: {result.run_dir}")

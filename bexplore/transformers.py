@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from bexplore.run.parts.answer import AnswerPart
 from bexplore.run.result import RunResult
-from bexplore.start_again import ProgramRequest, explore_program, read_given_size
+from bexplore.start_again import ENDLESS_STEPS, ProgramRequest, explore_program, read_given_size
 
 if TYPE_CHECKING:
     from transformers import Trainer
-
-_ENDLESS = 10**9  # steps, so that a large size does not end short data before it is timed
 
 
 def explore(
@@ -22,7 +20,8 @@ def explore(
     """Find the fastest `per_device_train_batch_size` of a trainer.
 
     Each probe starts this program again, up to this call. There the factory's trainer trains, writes to a temporary
-    folder, saves and reports nothing, and is ended after some steps.
+    folder, saves and reports nothing, and is ended after some steps. Each probe and recommendation is a line on stderr,
+    and at the end the answer and the path of the report.
 
         size = bexplore.transformers.explore(make_trainer, max=256).micro_batch_size
         make_trainer(size).train()
@@ -53,7 +52,7 @@ def explore(
 
 
 def _redirect(trainer: Trainer, output_dir: str) -> None:
-    trainer.args.max_steps = _ENDLESS
+    trainer.args.max_steps = ENDLESS_STEPS
     trainer.args.output_dir = output_dir
     trainer.args.save_strategy = "no"
     reporting = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from bexplore.config.json_schema import make_family_schema, make_schema
 from bexplore.errors import BexploreError, UserInputError, first_line
 from bexplore.host.logs import log
 from bexplore.job.batching import near_value_message, valid_global_batch_sizes
+from bexplore.output.comparison import Comparison
 from bexplore.output.report.files import write_figures, write_text
 from bexplore.output.report.page import html, markdown
 from bexplore.output.report.report_data import read_report_data
@@ -28,7 +29,7 @@ from bexplore.units import parse_device_memory
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN [RUN...]", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
@@ -41,20 +42,26 @@ from bexplore.units import parse_device_memory
 )
 @click.option("--figures", type=click.Choice(["svg", "png"]), help="Write each figure to a file; -o names the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object that lists the files.")
-def report(run: Path, output: Path | None, as_markdown: bool, figures: str | None, as_json: bool) -> None:
-    """Write the results of RUN as one HTML page that needs no network.
+def report(runs: tuple[Path, ...], output: Path | None, as_markdown: bool, figures: str | None, as_json: bool) -> None:
+    """Write the results of RUN as one HTML page that needs no network, or compare several runs.
 
-    RUN is a run's folder, its log, or the folder of all runs of a job, which stands for the newest.
+    RUN is a run's folder, its log, or the folder of all runs of a job, which stands for the newest. Of several runs the
+    answers, the speeds of the sizes that all ran, and the differences of their jobs are printed; the first is what the
+    others are compared with.
 
     \b
     Examples:
       bexplore report local_compile_train/quickstart               report.html in the newest run
       bexplore report local_compile_train/quickstart --markdown    short, for a pull request
       bexplore report RUN --figures png -o pictures                throughput.png, memory.png, confidence.png
+      bexplore report BEFORE AFTER                                 two runs beside each other
     """
     if as_markdown and figures:
         raise UserInputError("--markdown and --figures exclude each other", hint="type two commands")
-    found = open_run(run)
+    if len(runs) > 1:
+        _compare(runs, output, as_markdown=as_markdown, figures=figures, as_json=as_json)
+        return
+    found = open_run(runs[0])
     with _blaming(found):
         data = read_report_data(found)
         if as_markdown and output is None and not as_json:
@@ -71,6 +78,25 @@ def report(run: Path, output: Path | None, as_markdown: bool, figures: str | Non
     else:
         for path in written:
             click.echo(str(path))
+
+
+def _compare(
+    runs: Sequence[Path], output: Path | None, *, as_markdown: bool, figures: str | None, as_json: bool
+) -> None:
+    if figures:
+        raise UserInputError("--figures is of one run", hint="type a command for each run, with its own -o")
+    opened = [open_run(run) for run in runs]
+    with _blaming(opened[0]):
+        comparison = Comparison(opened)
+        width = stdout_width() if output is None else None
+        lines = comparison.markdown() if as_markdown else comparison.lines(width)
+        record = comparison.record()
+    if output is not None:
+        write_text(output, "\n".join(lines) + "\n")
+    if as_json:
+        click.echo(json.dumps(record))
+    else:
+        click.echo("\n".join(lines) if output is None else str(output))
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def summary_text(
     first, *rest = (paste or f"micro_batch_size: {result.micro_batch_size}").splitlines()
     return "\n".join(
         [
-            *wrap_words(_headline(result), width),
+            *wrap_words(headline(result), width),
             *(wrap_words(keeping, width) if keeping else []),
             "",
             *(line for row in result.rows(view) for line in _lines(row, width)),
@@ -77,7 +77,8 @@ def _lines(row: Row, width: int | None) -> list[str]:
     return wrap_words(row.text, width, first=f"  {row.label:<{WIDTH}}", indent=" " * (WIDTH + 2))
 
 
-def _headline(result: RunResult) -> str:
+def headline(result: RunResult) -> str:
+    """Return the answer in a sentence."""
     if result.is_emulated:
         return f"{_size_words(result)}{result.choice.words} is {fitting_words(result)}."
     return (

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from bexplore.config.variants import name_settings
 from bexplore.errors import UserInputError
 from bexplore.host.records import from_record, to_record
-from bexplore.measurement.probe import Outcome
+from bexplore.measurement.probe import Observation, Outcome
 from bexplore.run.facts import Facts, ranks_of
+from bexplore.run.journal import Journal
 from bexplore.run.parts.answer import AnswerPart
 from bexplore.run.parts.batch import BatchPart
 from bexplore.run.parts.checks import ChecksPart
@@ -112,6 +115,13 @@ class RunResult:
                 yield from part.rows(view)
         yield from (Row("warning", text) for text in self.warnings)
 
+    def probe_rows(self) -> list[dict[str, Any]]:
+        """Return a flat dictionary for each probe of the run, in order, read from its folder: the rows of a table.
+
+        Times are in seconds, memory is in bytes; None means unknown or not applicable.
+        """
+        return [_row(item) for item in Journal(Path(self.run_dir) / "journal.jsonl").read()]
+
     def as_record(self) -> dict[str, Any]:
         """Return the `result` event."""
         record = to_record(self)
@@ -136,6 +146,28 @@ class RunResult:
                 f"the result of a run cannot be read: {error}",
                 hint="restore result.json, or start over with `fresh=True`",
             ) from error
+
+
+def _row(item: Observation) -> dict[str, Any]:
+    has_speed = item.is_measured and not item.is_emulated
+    return {
+        "number": item.probe.number,
+        "micro_batch_size": item.micro_batch_size,
+        "settings": name_settings(item.details.get("settings", {})),
+        "purpose": item.probe.purpose.value,
+        "program": item.program_name,
+        "outcome": item.outcome.value,
+        "reason": item.reason,
+        "samples_per_s": item.samples_per_s if has_speed else None,
+        "pass_time_s": item.pass_time_s if has_speed else None,
+        "update_time_s": item.update_time_s if has_speed and item.update_times_s else None,
+        "num_passes": len(item.pass_times_s),
+        "compile_time_s": item.compile_time_s,
+        "elapsed_s": item.elapsed_s,
+        "peak_memory_bytes": item.peak_memory_bytes,
+        "resident_memory_bytes": item.resident_memory_bytes,
+        "memory_budget_bytes": item.memory_budget_bytes,
+    }
 
 
 def _cautions(facts: Facts) -> Iterator[str]:

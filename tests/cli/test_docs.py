@@ -73,8 +73,8 @@ PLACEHOLDERS = {
 # Noise would take ten seconds of each run, times depend on what runs beside them, and nobody is there to be asked.
 EXTRA = {"doctor": ["--noise-s", "0"], "guard": ["--facts", "exact"], "apply": ["--yes"]}
 # A reference needs a repository with a history (tests/engine/test_guard.py), a rank an explorer that it calls, and the
-# network a launcher (tests/engine/test_network.py).
-ONLY_ELSEWHERE = ("--against", "--connect", "network")
+# network a launcher (tests/engine/test_network.py), a comparison two runs (tests/cli/test_report.py).
+ONLY_ELSEWHERE = ("--against", "--connect", "network", "BEFORE")
 
 
 def commands() -> list[list[str]]:
@@ -122,7 +122,7 @@ def test_every_exit_code_is_told():
         assert re.search(rf"(?<!\d){code.value} \w", TEXT), code
 
 
-def test_the_example_for_python_runs_and_prints_recommendations(tmp_path):
+def test_the_example_for_python_prints_recommendations_and_the_answer(tmp_path):
     example = part("example", "python").strip().removeprefix("```python").removesuffix("```")
     (tmp_path / "programs.py").write_text((ROOT / "tests" / "jobs" / "programs.py").read_text())
     (tmp_path / "job.yaml").write_text(
@@ -137,7 +137,7 @@ def test_the_example_for_python_runs_and_prints_recommendations(tmp_path):
     done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"(\d+ \d+\.\d\dx \d+\n)+", done.stdout)
+    assert re.fullmatch(r"(\d+ \d+\.\d\dx \d+\n)+\d+ \d+\.\d+ \d+\n", done.stdout)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from html import escape
@@ -14,6 +15,8 @@ from click.testing import CliRunner
 from bexplore.cli.offline import report
 from bexplore.measurement.probe import Observation
 from bexplore.output.report.files import html, read_report_data
+from bexplore.run.result import RunResult
+from bexplore.run.run_directory import open_run
 from tests.unit.run.builders import Page, make_run, probe
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -89,3 +92,86 @@ def test_in_a_browser_the_page_runs_without_an_error_and_hovering_shows_the_numb
     done = in_browser(tmp_path / "report.html", source.replace("</body>", check))
     assert "<title>seen:true:false:true</title>" in done.stdout
     assert "CONSOLE" not in done.stderr
+
+
+def compared(*arguments: object) -> str:
+    done = CliRunner().invoke(report, [str(one) for one in arguments])
+    assert done.exit_code == 0, done.exception
+    return done.output
+
+
+@pytest.fixture
+def two_runs(tmp_path) -> tuple[Path, Path]:
+    """Two runs, of which the second is faster at its answer on another device."""
+    before, after = make_run(tmp_path / "before"), make_run(tmp_path / "after")
+    for run, factor in ((before, 1), (after, 2)):
+        speeds = [
+            {
+                "micro_batch_size": size,
+                "samples_per_s": factor * speed,
+                "interval": [0.9 * factor * speed, factor * speed],
+            }
+            for size, speed in ((1, 100.0), (8, 400.0), (9 if factor == 1 else 10, 300.0))
+        ]
+        told = run.result().as_record()
+        run.write_result(RunResult.from_record(told | {"samples_per_s": factor * 400.0, "speeds": speeds}))
+    meta = json.loads((after.directory / "meta.json").read_text())
+    meta["environment"]["torch"] = "2.14.0"
+    (after.directory / "meta.json").write_text(json.dumps(meta))
+    return before.directory, after.directory
+
+
+def test_two_runs_are_compared_by_answer_by_size_and_by_what_differs(two_runs):
+    text = compared(*two_runs)
+
+    assert text.splitlines()[0].split() == [
+        "run",
+        "size",
+        "samples/s",
+        "over",
+        "before",
+        "confidence",
+        "peak",
+        "memory",
+    ]
+    assert "2.00x" in text and "1.00x" in text
+    assert "faster" in text
+    assert "torch: 2.13.0 -> 2.14.0" in text
+    record = json.loads(compared(*two_runs, "--json"))
+    assert record["event"] == "comparison"
+    assert [one["run"] for one in record["runs"]] == [str(path) for path in two_runs]
+    assert record["runs"][1]["over_first"] == 2.0
+    assert record["runs"][0]["differences"] == []
+    assert [one["micro_batch_size"] for one in record["sizes"]] == [1, 8]
+    for size in record["sizes"]:
+        assert size["samples_per_s"][1] == 2 * size["samples_per_s"][0]
+
+
+def test_a_comparison_is_markdown_too_and_a_file(two_runs, tmp_path):
+    assert compared(*two_runs, "--markdown").startswith("### bexplore: runs compared\n\n| run |")
+    path = tmp_path / "compared.md"
+    assert compared(*two_runs, "--markdown", "-o", path) == f"{path}\n"
+    assert "| run |" in path.read_text()
+
+
+def test_runs_that_ran_no_size_in_common_are_compared_by_their_answers_alone(two_runs):
+    before, after = two_runs
+    run = open_run(after)
+    told = run.result().as_record()
+    told["speeds"] = []
+    run.write_result(RunResult.from_record(told))
+
+    assert "not told apart" not in compared(before, after)
+    assert json.loads(compared(before, after, "--json"))["sizes"] == []
+
+
+@pytest.mark.parametrize(
+    ("which", "words"), [("twice", "is named twice"), ("unfinished", "has no answer yet"), ("figures", "of one run")]
+)
+def test_what_cannot_be_compared_is_refused(two_runs, tmp_path, which, words):
+    before, _ = two_runs
+    other = make_run(tmp_path / "unfinished", finished=False).directory if which == "unfinished" else two_runs[1]
+    arguments = [str(before), str(before if which == "twice" else other)]
+    done = CliRunner().invoke(report, [*arguments, *(["--figures", "svg"] if which == "figures" else [])])
+    assert words in str(done.exception)
+    assert done.exception.hint

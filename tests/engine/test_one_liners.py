@@ -44,9 +44,16 @@ def test_a_decorated_function_is_called_with_the_fastest_size(tmp_path):
     size = size_found(tmp_path)
     assert answer(done) == f"trained with {size} {size}"
     assert (tmp_path / "step.txt").read_text() == "1"  # of the last training: no probe has written here
-    assert "recommended" in done.stderr and f"micro_batch_size={size}" in done.stderr
+    assert f"Current recommended micro_batch_size: {size}, " in done.stderr
+    assert f"Use micro_batch_size {size}: " in done.stderr
+    assert "probe 0: size 4, " in done.stderr
+    (stored,) = find_runs(tmp_path / "local_compile_train" / "model_dir")
+    assert f"Report:  {stored.directory / 'report.html'}" in done.stderr
+    assert (stored.directory / "report.html").exists()
+    assert [row["outcome"] for row in stored.result().probe_rows()] == ["measured"] * len(stored.journal.read())
 
     again = run("with_decorator.py", tmp_path)
+    assert f"Use micro_batch_size {size}: " in again.stderr and "Report:  " in again.stderr
     assert answer(again) == answer(done) and len(find_runs(tmp_path / "local_compile_train" / "model_dir")) == 1
 
     given = run("with_decorator.py", tmp_path, BEXPLORE_MICRO_BATCH_SIZE="32", WORLD_SIZE="1")
@@ -73,3 +80,29 @@ def test_a_factory_of_trainers_is_explored_and_its_folder_stays_untouched(tmp_pa
     done = run("with_trainer.py", tmp_path)
     assert answer(done) == f"found {size_found(tmp_path)} AdamW"
     assert not any((tmp_path / "checkpoints").glob("*"))
+
+
+GIVEN_TO_FIT = """
+import sys
+import torch
+from tests.jobs.with_callback import Model
+from lightning.pytorch import Trainer
+from bexplore.lightning import MicroBatchSizeFinder
+
+loader = torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=4)
+trainer = Trainer(max_steps=3, accelerator="cpu", logger=False, callbacks=[MicroBatchSizeFinder()])
+trainer.fit(Model(), {argument})
+"""
+
+
+@pytest.mark.parametrize("argument", ["loader", "train_dataloaders=loader"])
+def test_a_loader_that_is_given_to_fit_is_refused_by_place_and_by_name(tmp_path, argument):
+    pytest.importorskip("lightning")
+    (tmp_path / "train.py").write_text(GIVEN_TO_FIT.format(argument=argument))
+    env = {name: value for name, value in os.environ.items() if name not in OWN} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "train.py", str(tmp_path)]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+
+    assert done.returncode == 1
+    assert "UserInputError: the loader was given to fit(), and keeps its own batch size" in done.stderr
+    assert "let train_dataloader() of the module or a data module make it" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -43,8 +42,8 @@ if __name__ == "__main__":
         global_batch_size=16, candidates=[4, 8], max_probes=3, model_dir=str(FOLDER / "model_dir")
     )
     trainer = Trainer(
-        max_steps=10**6 if "BEXPLORE_OUTPUT_DIR" in os.environ else 3,
-        max_epochs=-1,
+        max_steps=3,
+        max_time="00:02:00:00",
         accelerator="cpu",
         devices=1,
         callbacks=[finder],

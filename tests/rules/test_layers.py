@@ -18,7 +18,7 @@ PACKAGE = Path(bexplore.__file__).parent
 # Room -> its parts in import order: a part imports only from parts that stand before it.
 ORDER = {
     "": "errors units host job config workloads trace measurement search engine command replay "
-    "testing run diagnosis exploration actions emulated_gpu api start_again decorator planning guard output cli "
+    "testing run diagnosis exploration actions emulated_gpu api planning guard output start_again decorator cli "
     "pytest_plugin lightning transformers __main__",
     "host": "blas_threads clocks secret_values logs locks json_files records accelerators "
     "torch_interfaces machine process_tree contention",
@@ -38,13 +38,13 @@ ORDER = {
     "command": "observer reports timing verdicts failures start attach watch judgement runner",
     "replay": "table replay",
     "testing": "failures simulator variants",
-    "run": "selection facts parts result journal run_directory fingerprint events event_records",
+    "run": "selection facts parts journal result run_directory fingerprint events event_records",
     "diagnosis": "bottlenecks profiled",
     "exploration": "memory_budget setup emulated variants estimate finish base command job",
     "actions": "apply probe trace ask_help doctor",
     "planning": "network network_timing request costs layout step cautions plan sources api evidence",
     "guard": "report baseline reference timing compare sizes snapshot pairs guard",
-    "output": "table plot tables guard_report plan_table event_files bexp profile_text "
+    "output": "table plot tables comparison guard_report plan_table event_files bexp profile_text "
     "summary live_view console report",
     "cli": "streams field_names entry options setup apply explore guard one_shot plan_options plan network offline",
 }

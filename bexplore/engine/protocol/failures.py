@@ -92,7 +92,10 @@ _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?\s*(?:\+ Exception Group )?Trac
 # Lines of loggers that are no reason of an end: torch/_logging/_internal.py (`W1126 12:00:00.123000 17 torch/x.py:5]`,
 # with a rank before it), its C++ part in brackets (c10/util/Logging.cpp), and the default of Python's `logging`.
 _LOG_LINE = re.compile(
-    r"^(\[?rank\d+\]?:\s?)?([VIWEC]\d{4} [\d:.]+ |\[[VIW]\d{4} [\d:.]+ |(DEBUG|INFO|WARNING):[\w.]+:)"
+    r"^(\[?rank\d+\]?:\s?)?([VIWEC]\d{4} [\d:.]+ |\[[VIW]\d{4} [\d:.]+ |(DEBUG|INFO|WARNING):[\w.]+:"
+    # with a time: %(asctime)s of logging, Hydra, loguru, DeepSpeed, MONAI; transformers/utils/logging.py; rich
+    r"|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d.{0,80}?\b(DEBUG|INFO|WARNING)\b|\[(DEBUG|INFO|WARNING)\|"
+    r"|\[[\d/ :]+\] +(DEBUG|INFO|WARNING)\b)"
 )
 # What stands below the reason and does not tell it: how to see more, details, what wraps the command. Sources:
 # hydra/_internal/utils.py; omegaconf/_utils.py, format_and_raise; click's UsageError, argparse; fire/core.py; tyro;
@@ -107,7 +110,7 @@ _ADVICE_LINE = re.compile(
     r"|[=-]{20,}$)",
     re.IGNORECASE,
 )
-_WARNING_LINE = re.compile(r"^(\[?rank\d+\]?:\s?)?\S+:\d+: \w*Warning: ")
+_WARNING_LINE = re.compile(r"^(\[?rank\d+\]?:\s?)?(?:\S+|.+\.py):\d+: \w*Warning: ")
 # The box around a message of typer or tyro: rich/box.py.
 _SIDES = " \u2502\u2503"
 _FRAMES = re.compile(r"[\u2500-\u257f\s]+$|[\u256d\u250c].*[\u256e\u2510]$")
