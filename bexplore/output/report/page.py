@@ -130,7 +130,7 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
     if size is None:
         return (("Resume the exploration:", f"bexplore explore {typed}"),)
     settings = f" and {name_settings(result.choice.settings)}" if result.choice.variant else ""
-    steps = [(f"Set micro_batch_size: {size}{settings} in {config}, or type", f"bexplore apply {typed}")]
+    steps = [(f"Set micro_batch_size: {size}{settings} in `{config}`, or type", f"bexplore apply {typed}")]
     keeps = result.batch.keeps_batch_size
     if result.batch.batch_message and (keeps is None or keeps.micro_batch_size != size):
         steps.append((f"{result.batch.batch_message}.", ""))
