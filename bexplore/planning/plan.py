@@ -24,7 +24,7 @@ from bexplore.planning.layout import (
     round_to_many_divisors,
 )
 from bexplore.planning.network import NetworkFigures
-from bexplore.planning.request import Amount, Devices, PlanRequest
+from bexplore.planning.request import Amount, Devices, PlanRequest, show_example
 from bexplore.planning.step import Plan, plan_step
 from bexplore.units import counted, format_count, format_seconds
 
@@ -111,8 +111,8 @@ def _check_request(costs: StepCosts, request: PlanRequest, network: NetworkFigur
     require(
         costs.is_measured or bool(given),
         "a trace gives operations and memory, and no seconds",
-        "type `mfu=0.4` (well-tuned training reaches 0.3 to 0.5) and `device_name=h100`, or `rate=24000 tokens/s` of "
-        "one device; or explore first, and plan the run",
+        "type `mfu=0.4` (well-tuned training reaches 0.3 to 0.5) and `device_name=h100`, or "
+        f"{show_example('rate', costs.tokens_per_sample)} of one device; or explore first, and plan the run",
     )
     require(
         len(request.speeds) < 2,
@@ -128,7 +128,7 @@ def _check_request(costs: StepCosts, request: PlanRequest, network: NetworkFigur
     require(
         request.until_s is None or request.work.is_given or costs.max_steps is not None,
         "`until_s` needs to know how much is trained, and the file gives no steps",
-        "type `tokens=300e9`, `samples`, `steps`, or `epochs` and `dataset_size`",
+        f"type {show_example('tokens', costs.tokens_per_sample)}, or `steps`, or `epochs` and `dataset_size`",
     )
 
 
@@ -258,7 +258,7 @@ class _Planner:
         require(
             samples <= MAX_SAMPLES,
             f"a global batch of {samples:,.4g} samples is more than {MAX_SAMPLES:,}",
-            "type fewer, such as `batch_sizes=4M tokens`",
+            f"type fewer, such as {show_example('batch_sizes', self.costs.tokens_per_sample)}",
         )
         return samples
 

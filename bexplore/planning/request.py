@@ -43,7 +43,18 @@ _LIMITS_OF_REQUEST = {
     "hfu": _Limits("0.5", 1),
 }
 
-_IN_SAMPLES = {"tokens": "samples=1.2e6", "batch_sizes": "batch_sizes=512", "rate": "rate=31.5 samples/s"}
+# Field that may count tokens -> an example, and one of the same in samples.
+_EXAMPLES = {
+    "tokens": ("tokens=300e9", "samples=1.2e6"),
+    "batch_sizes": ("batch_sizes=4M tokens", "batch_sizes=512"),
+    "rate": ("rate=24000 tokens/s", "rate=31.5 samples/s"),
+}
+
+
+def show_example(field: str, tokens_per_sample: float | None) -> str:
+    """Return an example of a field: in tokens, or in samples where those of the job are no sequences."""
+    in_tokens, in_samples = _EXAMPLES[field]
+    return f"`{in_samples if tokens_per_sample is None else in_tokens}`"
 
 
 def _check_fields(owner: Any, limits: Mapping[str, _Limits]) -> None:
@@ -80,7 +91,7 @@ class Amount:
         if tokens_per_sample is None:
             raise UserInputError(
                 f"`{field}` counts tokens, and no sequence length is known of this job",
-                hint=f"type `{_IN_SAMPLES.get(field, field)}`",
+                hint=f"type {show_example(field, None)}",
             )
         return self.number / tokens_per_sample
 

@@ -16,6 +16,7 @@ from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.planning.costs import PassCost, StepCosts
 from bexplore.planning.layout import Layout, find_memory_caution, keep_sizes_that_fit, refuse_batch
 from bexplore.planning.network import Communication, NetworkFigures, find_communication
+from bexplore.planning.request import show_example
 from bexplore.units import counted
 
 
@@ -127,7 +128,7 @@ def _whole_step_s(layout: Layout, batch_size: int) -> tuple[float, str]:
 
 
 def _refuse_utilization(costs: StepCosts, field: str, *, has_operations: bool) -> UserInputError:
-    throughput = "`rate=24000 tokens/s` of one device"
+    throughput = f"{show_example('rate', costs.tokens_per_sample)} of one device"
     if not has_operations:
         return UserInputError(
             f"`{field}` needs the operations of a sample, which differ with the lengths of this job's samples",

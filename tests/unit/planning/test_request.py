@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from bexplore.errors import UserInputError
+from bexplore.planning.plan import make_plans
 from bexplore.planning.request import Amount, PlanRequest, Work
+from tests.unit.planning.builders import traced
 
 
 def test_amounts_that_say_the_same_cannot_be_mixed():
@@ -86,3 +88,10 @@ def test_an_impossible_wish_is_refused_from_python_too(fields):
 
 def test_no_overlap_at_all_is_possible():
     assert PlanRequest(overlap=0.0).overlap == 0.0
+
+
+@pytest.mark.parametrize(("tokens_per_sample", "shown"), [(1000.0, "24000 tokens/s"), (None, "31.5 samples/s")])
+def test_a_hint_counts_what_the_samples_of_the_job_have(tokens_per_sample, shown):
+    with pytest.raises(UserInputError, match="no seconds") as error:
+        make_plans(traced(tokens_per_sample=tokens_per_sample), PlanRequest(), None)
+    assert f"`rate={shown}`" in error.value.hint

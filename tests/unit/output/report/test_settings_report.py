@@ -104,7 +104,9 @@ def test_the_page_and_the_short_report_name_the_settings(data):
     assert "settings: set activation_checkpointing=full: 1.20x (1.10 to 1.30)" in text
     assert "Settings and sizes of the front" in text
     assert "**Use `micro_batch_size: 16`** with activation_checkpointing=full: 4.00x" in markdown(data)
-    assert first_steps(data)[0][0] == "Set micro_batch_size: 16 and activation_checkpointing=full in `job.yaml`, or type"
+    assert (
+        first_steps(data)[0][0] == "Set micro_batch_size: 16 and activation_checkpointing=full in `job.yaml`, or type"
+    )
 
 
 def test_an_unfinished_run_has_curves_and_no_front(tmp_path):
