@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bexplore.search import loop
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.space import Space
 from tests.builders import JOBS, observed
+from tests.unit.run.builders import make_run
 
 SPACE = Space.from_sizes([1, 2, 4, 8, 16])
 
@@ -93,3 +95,15 @@ def test_folders_and_files_may_be_called_anything(tmp_path, name):
     assert explored(folder / "runs").stop_reason != StopReason.INTERRUPTED
     AppendFile(run.log_path).write("line\n")
     assert run.log_path.read_text() == "line\n"
+
+
+def test_the_probes_of_a_result_are_flat_rows_and_none_is_the_unknown(tmp_path):
+    run = make_run(tmp_path)
+    rows = dataclasses.replace(run.result(), run_dir=str(run.directory)).probe_rows()
+
+    assert [row["micro_batch_size"] for row in rows] == [1, 8, 13, 8]
+    assert [row["outcome"] for row in rows] == ["measured", "measured", "out_of_memory", "measured"]
+    assert rows[2]["samples_per_s"] is rows[2]["pass_time_s"] is rows[2]["update_time_s"] is None
+    assert rows[3]["samples_per_s"] == pytest.approx(410.0, rel=0.02)
+    assert all(isinstance(value, str | int | float | None) for row in rows for value in row.values())
+    assert len({tuple(row) for row in rows}) == 1  # the same columns in each
