@@ -12,6 +12,7 @@ from rich.live import Live
 
 from bexplore.output.bexp import probe_sentence, settings_sentences, trace_sentence
 from bexplore.output.live_view import View
+from bexplore.output.table import wrap_words
 from bexplore.run.events import AlreadyFinished, Finished, JobEvent, Planned, Traced
 from bexplore.search.result import ProbeFinished
 from bexplore.units import counted, format_seconds
@@ -143,8 +144,9 @@ class Progress:
 
     def _say(self, text: str) -> None:
         """Write a line, on a terminal cut between words; into a file or a pipe it stays whole."""
-        told, is_whole = self._name_options(text), not self._console.is_terminal
-        self._console.print(told, markup=False, highlight=False, soft_wrap=is_whole, overflow="ignore")
+        width = self._console.width if self._console.is_terminal else None
+        for line in (cut for whole in self._name_options(text).split("\n") for cut in wrap_words(whole, width)):
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _largest_figure(text: str) -> float:

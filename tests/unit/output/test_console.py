@@ -34,3 +34,17 @@ def test_a_warning_of_probes_is_written_once_with_its_worst_figure():
     for _ in range(2):
         progress.close()
         assert said() == [f"warning: {busy.format(51)}", f"warning: {hot}"]
+
+
+def test_a_line_on_a_terminal_is_cut_between_words_and_loses_nothing():
+    told = f"the result is in {'x' * 70}/run and\n  two spaces stand before what is rather long here"
+    on_terminal, in_file = io.StringIO(), io.StringIO()
+
+    Progress(Console(file=on_terminal, width=40, force_terminal=True, color_system=None)).warn(told)
+    Progress(Console(file=in_file, width=40)).warn(told)
+
+    lines = on_terminal.getvalue().splitlines()
+    assert in_file.getvalue() == f"warning: {told}\n"
+    assert " ".join(lines).split() == f"warning: {told}".split()
+    assert [line for line in lines if len(line) > 40] == [f"{'x' * 70}/run"]
+    assert any(line.startswith("  two spaces") for line in lines)
