@@ -24,7 +24,7 @@ def free(device):
 """
 
 
-def test_statements_that_name_a_device_and_the_branch_of_a_cuda_device_are_found():
+def test_statements_that_name_a_device_and_cuda_branches_are_found():
     assert device_lines.asking_lines(SOURCE) == {4, 7, 10, 11, 12}
 
 

@@ -106,7 +106,7 @@ def test_the_truth_of_a_tiny_job_is_measured_in_processes_that_take_turns(tmp_pa
     assert Truth(found).best in (2, 4)
 
 
-def test_an_exploration_its_floor_and_a_sweep_of_a_tiny_job_give_their_ratios(tmp_path):
+def test_an_exploration_its_floor_and_a_sweep_give_their_ratios(tmp_path):
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY)
     explored = measure.explore(config, ["explore.candidates=[2]"])
@@ -152,9 +152,7 @@ def test_the_truth_has_every_size_that_an_exploration_recommended(tmp_path):
     assert {24, 66} < set(truth_sizes(147, known.answers("small")))
 
 
-def test_the_answer_of_each_run_is_trained_for_100_steps_and_one_that_is_known_is_not_trained_again(
-    tmp_path, monkeypatch
-):
+def test_each_answer_is_trained_100_steps_once(tmp_path, monkeypatch):
     known, trained = Known(tmp_path / "engine.jsonl"), []
     for number, size in enumerate((8, 4, 8), 1):
         known.add(unit({}, kind="explore", what="", run=number), {"micro_batch_size": size})
@@ -201,7 +199,7 @@ def test_100_steps_of_another_size_than_the_one_told_say_nothing_of_it(size, tol
     assert next(line for line in lines if line.startswith("| bexplore |")).endswith(told)
 
 
-def test_on_a_machine_that_is_slower_than_guessed_less_is_begun_and_the_time_is_kept(tmp_path, monkeypatch):
+def test_on_a_machine_slower_than_guessed_the_time_is_kept(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(engine.time, "monotonic", lambda: clock[0])
 
@@ -262,7 +260,7 @@ def rival_record(answer: int, total_s: float, **changes) -> dict:
 SPEEDS = {2: [0.2] * 5, 4: [0.2] * 5, 8: [8 / 19] * 5}
 
 
-def test_what_tuning_costs_is_the_seconds_of_the_finder_and_the_loss_of_its_answer_over_ten_hours():
+def test_the_cost_of_tuning_is_seconds_and_the_loss_over_ten_hours():
     own = [
         explore_record(total_s=seconds, micro_batch_size=size) | {"run": n}
         for n, (seconds, size) in enumerate([(300.0, 4), (20.0, 8), (400.0, 4)], 1)
@@ -289,7 +287,7 @@ def test_a_rival_that_is_as_right_and_quicker_costs_less():
     assert (each["verdict"], by_sum["verdict"]) == ("MISSED", "MISSED")
 
 
-def test_a_rivals_answer_that_runs_out_of_memory_has_no_finite_cost_and_wins_us_nothing():
+def test_a_rivals_answer_out_of_memory_has_no_finite_cost():
     ended = {"kind": "survive", "what": "accelerate", "size": 4, "steps": 2, "survived": False}
     records = whole([explore_record(total_s=300.0), rival_record(4, 10.0), ended, truth_record(SPEEDS)])
 
@@ -310,7 +308,7 @@ def test_an_answer_of_ours_that_runs_out_of_memory_loses_whatever_it_costs():
     assert "small 1 s, no: 2 steps to 1,810 s (accelerate)" in each["reached"]
 
 
-def test_100_steps_of_one_answer_say_nothing_of_another_run_of_the_same_finder():
+def test_100_steps_of_one_answer_say_nothing_of_another_run():
     ended = {"kind": "survive", "what": "accelerate", "size": 8, "steps": 2, "survived": False}
     records = whole([explore_record(), rival_record(4, 10.0), ended, truth_record(SPEEDS)])
 
@@ -347,7 +345,7 @@ def test_a_ratio_is_taken_within_a_run_so_that_a_slower_day_does_not_count():
     assert (ratio["least"], ratio["most"], ratio["runs"]) == (pytest.approx(0.4), pytest.approx(0.4), 2)
 
 
-def test_an_exploration_that_takes_more_for_a_tie_stands_apart_and_beside_the_sweep_of_its_day():
+def test_an_exploration_with_a_wider_tie_stands_beside_its_days_sweep():
     sweeps = [
         sweep_record() | {"run": 1, "at": "2026-01-01 12:00:00"},
         sweep_record() | {"run": 2, "at": "2026-01-09 12:00:00", "total_s": 80.0},
@@ -374,7 +372,7 @@ def test_a_regret_counts_only_beyond_the_interval_of_the_truth():
     assert clear.regret(16) is None
 
 
-def test_the_exhaustive_sweep_is_every_size_with_its_start_compile_and_passes():
+def test_the_exhaustive_sweep_is_start_compile_and_passes_of_every_size():
     # Sizes 1, 2, 3, each 2 s of start, 10 s of compile, 4 updates, and 8 + 3 passes of 0.1 s a sample.
     assert exhaustive_s(sweep_record(), 3) == pytest.approx(3 * (12 + 0.04) + 11 * 0.6)
 
@@ -409,7 +407,7 @@ def test_the_plan_puts_the_first_runs_of_every_job_before_any_repeat(tmp_path, c
     assert json.dumps(keys) == json.dumps(list(dict.fromkeys(keys)))
 
 
-def test_the_passes_of_a_probe_are_its_own_untimed_ones_and_those_of_the_sizes_that_took_turns_with_it():
+def test_passes_of_a_probe_are_its_own_and_of_sizes_that_took_turns():
     probe = {"micro_batch_size": 8, "pass_times_s": [0.2, 0.2], "update_times_s": [0.1]}
     untimed = measure.Untimed(passes=2, updates=1)
 
@@ -420,7 +418,7 @@ def test_the_passes_of_a_probe_are_its_own_untimed_ones_and_those_of_the_sizes_t
     assert in_turns == pytest.approx(alone + 2 * 2 * 0.05)  # two rounds of two passes each
 
 
-def test_what_a_probe_runs_untimed_depends_on_what_its_process_knows_and_how_long_a_pass_is():
+def test_untimed_passes_depend_on_the_process_and_the_length_of_a_pass():
     def probe(size: int, pass_s: float, *, start_s: float = 0.0, compilation: str = "shared") -> dict:
         known = {"micro_batch_size": size, "compilation": compilation}
         return known | {"pass_times_s": [pass_s, pass_s], "start_time_s": start_s}

@@ -12,7 +12,7 @@ from tests.engine import postgres
 
 
 @pytest.mark.promise("kills at random moments of an exploration", "the same recommendation; no probe is repeated")
-def test_a_killed_explorer_resumes_to_the_same_recommendation_and_repeats_no_probe(tmp_path):
+def test_a_killed_explorer_resumes_to_the_same_answer_without_repeats(tmp_path):
     found = kill_and_resume(tmp_path, kills=4, seed=1)
 
     assert found["same recommendation"] == 4, found["failures"]
@@ -43,7 +43,7 @@ def _is_shared_well(found: dict) -> None:
 
 
 @pytest.mark.promise("800 generated inputs, of every parser", "no traceback; no other file is written")
-def test_generated_inputs_never_show_a_traceback_take_long_or_write_elsewhere(tmp_path, monkeypatch):
+def test_no_generated_input_shows_a_traceback_runs_long_or_writes_away(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     found = generate(tmp_path, number=800, seed=11)

@@ -47,7 +47,7 @@ def test_scores_by_the_weights_found_are_as_often_right_as_they_say():
     assert all(abs(row["score"] - row["true"]) < 5.0 for row in rows)
 
 
-def test_recorded_sweeps_are_half_of_all_weight_however_many_messages_they_have():
+def test_recorded_sweeps_are_half_of_all_weight_whatever_their_number():
     few = messages(10, group="recorded, noise 1%")
     worlds = [message for family in Family for message in messages(50, group=family.value)]
     recorded = [

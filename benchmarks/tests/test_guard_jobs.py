@@ -68,7 +68,7 @@ def test_a_planted_change_is_found_and_named(unchanged, planted):
     assert any(planted.says in line for line in found[planted.fact].details), found[planted.fact].details
 
 
-def test_values_read_in_a_loop_are_graph_breaks_with_their_line_and_nothing_else_looks_better():
+def test_values_read_in_a_loop_are_graph_breaks_with_their_line():
     before = program_metrics(imported_job("perceptron", backend="inductor"))
     after = program_metrics(imported_job("reads_in_loop", backend="inductor"))
 

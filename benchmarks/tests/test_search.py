@@ -34,7 +34,7 @@ def test_a_partial_run_replaces_its_parts_and_tells_where_all_else_is_from():
     assert twice["facts"]["all_else"] == "c, today, d; python -m benchmarks.search, yesterday, abc"
 
 
-def test_whoever_takes_more_for_a_tie_is_right_within_that_and_the_score_says_so(monkeypatch):
+def test_an_answer_within_a_wider_tie_is_right_and_the_score_says_so(monkeypatch):
     monkeypatch.setattr(search, "WORLDS_OF_TOLERANCES", {search.Family.SMOOTH: False})
     monkeypatch.setattr(search, "OTHER_TOLERANCES", (0.02, 0.5))
 
@@ -57,7 +57,7 @@ def answer(confidence: int, *regrets: tuple[int, float, float]) -> Answer:
     )
 
 
-def test_what_low_scores_say_of_their_distance_from_the_best_is_held_against_it():
+def test_the_distance_that_low_scores_tell_is_compared_with_the_true():
     ended_high = answer(95, (20, 0.9, 0.5), (60, 0.08, 0.09), (95, 0.01, 0.0))
     ended_low = answer(80, (55, 0.1, 0.05), (80, 0.03, 0.02))
 
@@ -76,7 +76,7 @@ def test_parts_of_other_problems_are_not_joined(tmp_path, monkeypatch):
         search.main(["--only", "decision-time", "--first-seed", "7"])
 
 
-def test_the_relative_performance_that_was_told_is_held_against_the_true_one():
+def test_the_relative_performance_that_was_told_is_compared_with_the_true():
     base = answer(95, (95, 0.01, 0.0))
     answers = [
         dataclasses.replace(base, relative_error=math.log(1.05), interval_holds=True),
@@ -91,7 +91,7 @@ def test_the_relative_performance_that_was_told_is_held_against_the_true_one():
     assert found["interval_holds"][0] == 0.5
 
 
-def test_the_error_of_the_relative_performance_is_against_the_worlds_own_curve():
+def test_relative_performance_is_compared_with_the_worlds_own_curve():
     for problem in simulated_problems(Family.SMOOTH, 3, first_seed=search.FIRST_SEED):
         found = answered(problem)
 

@@ -52,7 +52,7 @@ def answer(
     )
 
 
-def test_the_cost_of_the_median_problem_is_told_beside_the_sum_that_one_slow_job_makes_up():
+def test_the_median_problems_cost_is_told_beside_the_sum():
     told = summary([answer(10, 100), answer(20, 100), answer(9_000, 10_000)])
     assert told["cost_over_exhaustive"][0] == pytest.approx(9_030 / 10_200)
     assert told["median_cost_over_exhaustive"][0] == pytest.approx(0.2)
@@ -65,7 +65,7 @@ def test_the_mean_regret_has_an_interval_around_it():
     assert 0.0 <= low < value < high <= 0.03
 
 
-def test_the_worst_middle_band_looks_at_scores_of_50_to_89_with_enough_messages():
+def test_the_worst_middle_band_is_of_scores_50_to_89_with_enough_messages():
     messages = [(55, i < 15) for i in range(30)] + [(85, False)] * 29 + [(95, False)] * 40 + [(5, True)] * 40
     told = summary([answer(1, 1, 0.0, messages)])
     assert told["worst_middle_band_points"] == pytest.approx(5.0)
@@ -105,7 +105,7 @@ def test_a_size_that_does_not_fit_loses_all():
     assert sweep(at_1=100.0, at_2=0.0).regret(2) == 1.0
 
 
-def test_a_recommendation_is_held_against_the_mean_of_every_size_s_own_probes():
+def test_a_recommendation_is_compared_with_the_mean_of_every_size():
     seen = [measured(0, 10, 1.0), measured(1, 10, 1.1), measured(2, 20, 2.0), measured(3, 20, 2.2)]
     assert below(seen, 10).share == pytest.approx(0.0)
     slower = [*seen, measured(4, 40, 3.8)]  # 40 / 3.8 = 10.5 samples/s against 10 / sqrt(1.1) = 9.5
@@ -114,7 +114,7 @@ def test_a_recommendation_is_held_against_the_mean_of_every_size_s_own_probes():
     assert below(slower, 40).share == 0.0
 
 
-def test_what_probes_that_differ_among_themselves_allow_is_not_surely_below():
+def test_what_probes_that_differ_allow_is_not_surely_below():
     apart, alike = (
         [measured(0, 10, a), measured(1, 10, b), measured(2, 20, 1.9)] for a, b in ((0.9, 1.2), (1.04,) * 2)
     )
@@ -129,7 +129,7 @@ def test_each_recommendation_is_held_against_what_was_measured_until_then():
     assert all(run.streamed[-1] == run.ended for run in runs)
 
 
-def test_explorations_of_every_family_are_watched_and_told_together_and_apart():
+def test_explorations_of_every_family_are_told_together_and_apart():
     everything, *families = never_below(len(Family), search.FIRST_SEED)
     assert [row["world"] for row in families] == [family.value for family in Family]
     assert {row["explorations"] for row in families} == {1}
@@ -138,7 +138,7 @@ def test_explorations_of_every_family_are_watched_and_told_together_and_apart():
     assert everything["ended_surely_below"] <= everything["ended_below"] <= everything["explorations"]
 
 
-def test_bexplore_as_it_works_ends_with_the_winner_compiled_as_the_training_will_be():
+def test_bexplore_ends_with_the_winner_compiled_as_the_training_will_be():
     problem = Problem("smooth", "smooth", 3, draw_world(Family.SMOOTH, 3))
     found = explored(problem, shared_compile=True, verifies=True)
     kinds = [item.probe.compilation for item in found.observations]
@@ -148,7 +148,7 @@ def test_bexplore_as_it_works_ends_with_the_winner_compiled_as_the_training_will
     assert sum(item.compile_time_s > 0 for item in found.observations) == 2
 
 
-def test_what_tuning_costs_is_the_finder_s_seconds_and_what_its_answer_loses(monkeypatch):
+def test_the_cost_of_tuning_is_the_finders_seconds_and_its_answers_loss(monkeypatch):
     problem = Problem("cliffs", "cliffs", 5, draw_world(Family.CLIFFS, 5))
     monkeypatch.setattr(search_total_cost, "BASELINES", {"first": lambda bench: bench.run(1) and 1})
     costs = costs_of(problem)
@@ -163,7 +163,7 @@ def test_nothing_has_a_cost_where_nothing_fits():
     assert costs_of(sweep(at_1=0.0, at_2=0.0)) is None
 
 
-def test_ours_is_held_against_the_rival_that_is_cheapest_over_all_problems_of_a_set():
+def test_ours_is_compared_with_the_cheapest_rival_of_a_set():
     found = [
         {AS_IT_WORKS: (10.0, 20.0), "quick": (10.0, 0.0), "sound": (50.0, 0.0)},
         {AS_IT_WORKS: (10.0, 20.0), "quick": (10.0, 180.0), "sound": (50.0, 0.0)},
@@ -191,7 +191,7 @@ def report_with_costs() -> dict:
     return report | {"never_below": watched, "noises": [{"noise": 0.03, "sweeps": "not seen"} | noise]}
 
 
-def test_the_page_begins_with_what_tuning_costs_and_has_a_row_for_every_part():
+def test_the_page_begins_with_tuning_costs_and_has_a_row_for_each_part():
     page = markdown(report_with_costs())
     titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
     assert titles[0] == "What tuning costs in all"

@@ -17,12 +17,12 @@ def random_jobs() -> list[Found]:
     return list(found(Family, SEEDS))
 
 
-def test_the_second_answer_of_random_jobs_keeps_their_batch_size_and_ran_as_it_will_be_compiled(random_jobs):
+def test_a_random_jobs_second_answer_keeps_the_batch_size_and_ran_exactly(random_jobs):
     assert all(job.is_valid for job in random_jobs)
     assert all(job.ran_exactly for job in random_jobs)
 
 
-def test_the_second_answer_of_random_jobs_is_the_fastest_that_is_valid_within_the_tolerance(random_jobs):
+def test_a_random_jobs_second_answer_is_the_fastest_valid_one(random_jobs):
     assert sum(job.is_best for job in random_jobs) >= 0.95 * len(random_jobs)
 
 
@@ -44,9 +44,7 @@ def test_no_random_job_ends_with_a_size_that_was_not_seen_to_run(random_jobs):
         (None, 3, {}, None),
     ],
 )
-def test_the_sizes_that_keep_a_batch_are_cut_from_a_replicas_share_and_lie_in_the_bounds(
-    batch_size, replicas, fields, sizes
-):
+def test_sizes_that_keep_a_batch_divide_a_replicas_share_within_bounds(batch_size, replicas, fields, sizes):
     job = draw_job(0)
     job |= {"train_input": {"batch_size": batch_size, "micro_batch_size": "explore"}}
     job |= {"runconfig": {"num_csx": replicas}, "explore": fields | {"workload": {"step": "shop.gan:make_step"}}}
@@ -60,7 +58,7 @@ def test_the_sizes_that_keep_a_batch_are_cut_from_a_replicas_share_and_lie_in_th
         assert 4100 not in candidates
 
 
-def test_the_recommendation_of_a_random_job_does_not_depend_on_its_batch_size():
+def test_a_random_jobs_recommendation_ignores_its_batch_size():
     job = draw_job(3000)
     answers = []
     for batch_size in (48, 4096, 999):

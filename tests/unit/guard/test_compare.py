@@ -49,7 +49,7 @@ def test_growth_beyond_the_tolerance_is_worse(change, names):
     assert all(one.status is Status.WORSE for one in found.values())
 
 
-def test_bytes_within_one_percent_are_the_same_and_counts_have_no_tolerance():
+def test_bytes_within_1_percent_are_equal_and_counts_have_no_tolerance():
     assert changed(facts(flops=(0, 5040, 0), saved_activation_bytes=(8, 514, 0))) == {}
     assert set(changed(facts(num_parameters=1001))) == {"num_parameters"}
 
@@ -137,7 +137,7 @@ def test_a_line_that_moved_is_no_change():
     assert changed(moved) == {}
 
 
-def test_a_program_that_cannot_be_traced_any_more_is_one_regression_and_says_where():
+def test_a_program_no_longer_traceable_is_one_regression_and_says_where():
     gone = ProgramMetrics(traced_device="cpu", problems=("the program cannot be traced: shape is wrong (model.py:9)",))
 
     comparison = compare_metrics(facts(), gone, tiers=BOTH)
@@ -223,7 +223,7 @@ def test_times_of_the_same_machine_are_compared_with_their_noise():
     assert {one.status for one in noisy} == {Status.UNSURE}
 
 
-def test_the_table_says_the_verdict_what_changed_and_what_could_not_be_compared():
+def test_the_table_says_verdict_changes_and_what_was_not_compared():
     text = guard_table(
         dataclasses.replace(
             report_of(Status.WORSE, Status.SAME), not_compared=(NotCompared(title="times", reason="other machine"),)

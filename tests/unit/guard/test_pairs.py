@@ -95,12 +95,12 @@ def test_the_same_values_give_the_same_interval():
         (math.nan, math.nan, Status.WORSE),
     ],
 )
-def test_only_a_whole_interval_beyond_the_tolerance_counts_and_nan_is_slower(low, high, judgement):
+def test_only_a_whole_interval_beyond_the_tolerance_counts_nan_is_slower(low, high, judgement):
     value = math.sqrt(low * high)
     assert judge_ratio(Ratio(value=value, low=low, high=high, num_workers=4, num_rounds=32)) is judgement
 
 
-def test_an_unsure_ratio_says_how_many_workers_it_needs_or_that_none_would_do():
+def test_an_unsure_ratio_says_how_many_workers_it_needs_if_any_do():
     far = Ratio(value=1.06, low=1.01, high=1.11, num_workers=4, num_rounds=32)
     on_the_edge = Ratio(value=1.0301, low=1.0, high=1.06, num_workers=4, num_rounds=32)
 
@@ -141,7 +141,7 @@ def test_a_suspicion_that_a_second_measurement_does_not_share_is_unsure():
 
 
 @pytest.mark.statistics
-def test_an_unsure_ratio_is_measured_on_while_there_is_time_and_the_process_effect_is_averaged_away():
+def test_an_unsure_ratio_is_measured_on_and_process_effects_average_out():
     hidden = {"worker_sd": 0.021, "pass_sd": 0.03}
 
     def judgements(ratio: float, **options) -> Counter[Status]:
@@ -163,7 +163,7 @@ def test_a_worker_that_fails_after_some_pairs_ends_the_measuring():
     assert decision.wall.num_workers == 6
 
 
-def test_after_the_second_stage_pairs_follow_one_by_one_until_the_answer_is_there_or_time_is_up():
+def test_after_stage_two_pairs_follow_until_an_answer_or_time_is_up():
     measure, asked = machine(1.03, worker_sd=0.02), []  # on the tolerance itself, so that the doubt stays
 
     def counted(num_pairs: int) -> list[list[Round]]:

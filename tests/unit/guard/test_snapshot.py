@@ -45,7 +45,7 @@ def test_the_files_own_settings_are_guarded_where_they_are_the_answer(folder, tm
     assert find_guarded(config, None, tmp_path / "runs") == Guarded(recommended=8, base=2)
 
 
-def test_a_size_by_the_user_or_in_the_file_is_guarded_with_the_files_own_settings(folder, tmp_path):
+def test_a_size_of_user_or_file_is_guarded_with_the_files_settings(folder, tmp_path):
     run_with(tmp_path / "runs", variant=1, settings=FULL)
 
     assert find_guarded(folder.load(sections(explore=LISTS)), 4, tmp_path / "runs") == Guarded(recommended=4, base=1)
@@ -89,7 +89,7 @@ def test_settings_that_the_file_has_as_its_own_are_its_own_job(folder, tmp_path,
     )
 
 
-def test_a_baseline_keeps_the_settings_and_one_without_any_does_not_mention_them(tmp_path):
+def test_a_baseline_keeps_settings_and_mentions_none_it_has_not(tmp_path):
     path = tmp_path / "baseline.json"
     with_settings, without = baseline(settings=FULL), baseline()
 

@@ -23,7 +23,7 @@ def test_a_usual_batch_on_one_device_has_no_caution():
     assert cautions(batch_sizes=USUAL) == ""
 
 
-def test_a_batch_outside_of_what_is_usual_for_the_models_size_names_the_range_and_its_source():
+def test_a_batch_unusual_for_the_models_size_names_range_and_source():
     text = cautions()
     assert "64,000 tokens is less than the 500,000 to" in text
     assert "arXiv 2005.14165" in text
@@ -102,13 +102,13 @@ def test_no_batch_of_the_table_is_unusual_in_tokens_of_a_power_of_two(published)
     assert usual.is_usual(1.048576 * published.batch_tokens)
 
 
-def test_batches_of_recent_trainings_are_usual_for_models_of_a_billion_parameters_on():
+def test_batches_of_recent_trainings_are_usual_from_a_billion_parameters():
     assert find_usual_batch(1e9).is_usual(60e6)
     assert not find_usual_batch(1e9).is_usual(70e6)
     assert not find_usual_batch(125e6).is_usual(60e6)
 
 
-def test_a_smaller_size_than_the_one_that_was_found_names_the_batches_that_it_divides():
+def test_a_smaller_size_than_the_found_one_names_batches_it_divides():
     text = cautions(batch_sizes=(Amount(number=1020),), devices=(Devices(number=1),))
     assert "size 8 that was found does not divide a batch of 1020 on 1 replica" in text
     assert "25% longer a sample: it divides 1016 and 1024" in text
@@ -154,6 +154,6 @@ def test_a_network_that_differs_from_the_plan_is_told_with_both(fields, words):
     assert text.count("the network was") == 1
 
 
-def test_replicas_without_a_trace_are_told_why_their_communication_is_left_out():
+def test_replicas_without_a_trace_are_told_why_communication_is_left_out():
     text = cautions(costs(gradient_bytes=None), devices=(Devices(number=2),))
     assert "left out: the bytes of the gradients are not known without a trace" in text

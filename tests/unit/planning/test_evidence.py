@@ -56,7 +56,7 @@ def test_it_explains_the_mean_pass_of_a_step_by_the_bytes_of_the_gradients(run):
     assert find_network_evidence(run).explained_s == pytest.approx(read_costs(run).gradient_bytes / SPEED)
 
 
-def test_without_a_file_beside_the_run_or_with_a_damaged_one_nothing_is_said(run):
+def test_without_a_whole_file_beside_the_run_nothing_is_said(run):
     (run.directory / FILE_NAME).write_text("{}")
     assert find_network_evidence(run) is None
     (run.directory / FILE_NAME).unlink()

@@ -24,14 +24,14 @@ def plan(of, number: int, **request):
     return make_plans(of, PlanRequest(devices=(Devices(number=number),), **request)).plans[0]
 
 
-def test_fewer_ranks_hold_more_of_the_states_and_take_a_size_that_fits_by_the_trace():
+def test_fewer_ranks_hold_more_states_and_take_a_size_that_fits():
     assert plan(sharded(), 4).micro_batch_size == 8
     assert plan(sharded(), 2).micro_batch_size == 8  # 2 GiB of states and 2 of activations
     assert plan(sharded(memory_budget_bytes=5 * GIB), 1).micro_batch_size == 1  # 4 GiB of states alone
     assert plan(sharded(), 8).micro_batch_size == 8
 
 
-def test_ranks_that_hold_more_than_the_budget_with_every_size_are_refused_with_the_ranks_that_were_measured():
+def test_ranks_over_the_budget_at_every_size_are_refused():
     with pytest.raises(UserInputError, match="4 times the parameters") as error:
         plan(sharded(memory_budget_bytes=3 * GIB), 1)
     assert "`devices=4` or more" in error.value.hint
@@ -48,7 +48,7 @@ def test_a_smaller_tensor_parallel_degree_holds_more_activations_too():
     assert plan(halves, 1, tensor_parallel_degree=1).micro_batch_size == 1  # twice 3 GiB with eight samples
 
 
-def test_replicas_of_a_device_that_was_measured_alone_need_buckets_and_collectives():
+def test_replicas_of_a_device_measured_alone_need_buckets():
     alone = {"parallelism": Parallelism(), "num_replicas": 1, "holds_communication": False, "gradient_bytes": GIB}
     tight = plan(sharded(**alone), 2)
     assert "2.00 GiB more for gradient buckets and collectives, 5.00 GiB of 4.00 GiB" in " ".join(tight.cautions)

@@ -27,7 +27,7 @@ from tests.unit.planning.builders import timed_network
 MIB = 2**20
 
 
-def test_a_ring_sends_twice_the_tensor_for_an_all_reduce_and_once_for_the_others():
+def test_a_ring_sends_the_tensor_twice_for_an_all_reduce_once_otherwise():
     assert Collective.ALL_REDUCE.sent_share(4) == pytest.approx(2 * 3 / 4)
     assert Collective.ALL_GATHER.sent_share(4) == Collective.REDUCE_SCATTER.sent_share(4) == pytest.approx(3 / 4)
 
@@ -49,7 +49,7 @@ def test_between_two_sizes_the_bandwidth_lies_between_theirs():
     assert 2 * MIB / seconds == pytest.approx(2e9)
 
 
-def test_beyond_the_largest_size_its_bandwidth_holds_and_below_the_smallest_its_time():
+def test_bandwidth_holds_beyond_the_largest_size_time_below_the_smallest():
     network = timed_network({MIB: 1e9, 4 * MIB: 2e9})
     assert network.seconds(Collective.ALL_REDUCE, 400 * MIB, 2) == pytest.approx(400 * MIB / 2e9)
     assert network.seconds(Collective.ALL_REDUCE, 1000, 2) == pytest.approx(MIB / 1e9)
@@ -180,7 +180,7 @@ def test_every_rank_sends_once_and_links_that_run_together_share_no_rank(num_ran
         assert len(ends) == len(set(ends))
 
 
-def test_ranks_that_share_a_memory_share_what_is_free_and_each_tensor_leaves_room_for_its_copy():
+def test_ranks_of_one_memory_share_what_is_free_with_room_for_copies():
     assert limit_tensor_bytes(100e9, 4) == pytest.approx(MEMORY_SHARE * 25e9)
     assert 2 * MEMORY_SHARE < 1
 
@@ -215,7 +215,7 @@ def test_replicas_that_reduce_in_every_pass_do_so_in_the_first_ones_too():
 
 
 @pytest.mark.parametrize(("reshard", "gathers"), [("default", 2), ("always", 2), ("never", 1)])
-def test_shards_are_gathered_before_each_half_of_a_pass_unless_they_are_kept(reshard, gathers):
+def test_shards_are_gathered_before_each_half_pass_unless_kept(reshard, gathers):
     parallelism = Parallelism(data_parallel_shard_degree=8, fsdp_reshard_after_forward=reshard)
     found = find_communication(parallelism, GB, num_blocks=10)
     assert found.sent_bytes(is_last=False) == pytest.approx(gathers * 7 / 8 * GB)

@@ -30,7 +30,7 @@ def test_what_cannot_be_planned_is_told_beside_what_can():
     assert "`devices=2 or 4`" in refused.hint
 
 
-def test_the_fewest_devices_in_time_stand_behind_the_number_that_is_too_few():
+def test_the_fewest_devices_in_time_follow_the_number_too_few():
     one_day = costs(max_steps=None)
     alone = make_plans(one_day, PlanRequest(work=Work(steps=100_000)), FAST).plans[0]
     request = PlanRequest(work=Work(steps=100_000), until_s=alone.training_time_s / 3)
@@ -77,7 +77,7 @@ def notes(of=None, network=None, **request) -> str:
     return "\n".join(make_plans(of or costs(), PlanRequest(**request), network).notes)
 
 
-def test_a_time_that_the_given_devices_do_not_meet_names_the_time_and_the_devices_that_do():
+def test_a_time_not_met_names_the_time_and_the_devices_that_meet_it():
     alone = make_plans(costs(), PlanRequest(), FAST).plans[0].training_time_s
     text = notes(network=FAST, until_s=alone / 3, devices=(Devices(number=1), Devices(number=2)))
     assert "none of these is done in" in text
@@ -118,7 +118,7 @@ def test_options_that_have_an_effect_are_not_named():
     assert "no effect" not in notes(**wish)
 
 
-def test_tokens_of_a_batch_become_one_that_many_devices_share_where_devices_are_asked_for():
+def test_tokens_of_a_batch_become_one_that_the_asked_devices_share():
     tokens = (Amount(number=2.06e6, is_tokens=True),)
     alone = make_plans(costs(), PlanRequest(batch_sizes=tokens), FAST).plans[0]
     wish = PlanRequest(batch_sizes=tokens, until_s=alone.training_time_s / 200)

@@ -149,7 +149,7 @@ def test_a_network_that_was_timed_beside_a_run_is_read_with_it(tmp_path):
     assert "gloo between 2 ranks" in "".join(found.basis)
 
 
-def test_samples_of_many_lengths_have_no_utilization_since_the_trace_is_of_the_longest(tmp_path):
+def test_samples_of_many_lengths_have_no_utilization(tmp_path):
     run = make_run(tmp_path)
     meta = run.meta()
     job = dataclasses.replace(from_record(Job, meta["job"]), lengths=Lengths.from_samples([16, 64, 128]))
@@ -205,7 +205,7 @@ def costs(tmp_path, monkeypatch):
     return of
 
 
-def test_settings_of_another_precision_are_left_out_since_operations_do_not_tell_their_speed(costs):
+def test_settings_of_another_precision_are_left_out(costs):
     other = record(settings={"precision": "bfloat16", "activation_checkpointing": "none"})
     more = record(settings={"precision": "float32", "activation_checkpointing": "full"}, operations_over_file=1.3)
     found = costs(record(), other, more)

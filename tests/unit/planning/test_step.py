@@ -31,7 +31,7 @@ def test_the_plan_of_the_files_own_numbers_is_its_passes_and_its_update():
     assert found.share(found.update_s) == pytest.approx(0.1 / 6.5)
 
 
-def test_a_global_batch_is_accumulation_times_nodes_times_devices_times_micro_batch():
+def test_a_global_batch_is_passes_times_nodes_times_devices_times_size():
     found = plan(devices=(Devices(number=4, num_nodes=2),), network=NetworkFigures.stated(1e12))
     parts = (found.accumulation_steps, found.num_nodes, found.num_devices // found.num_nodes, found.micro_batch_size)
     assert parts == (2, 2, 2, 8)
@@ -62,13 +62,13 @@ def test_devices_that_are_no_whole_replicas_name_the_nearest_on_both_sides():
     assert error.value.hint == "type `devices=24 or 32`"
 
 
-def test_more_replicas_than_samples_are_refused_with_the_nearest_devices_and_batch():
+def test_more_replicas_than_samples_are_refused_with_what_is_nearest():
     with pytest.raises(UserInputError, match="cannot be divided among 128 replicas") as error:
         plan(devices=on(128))
     assert error.value.hint == "type `batch_sizes=128`, or `devices=64`"
 
 
-def test_devices_that_do_not_divide_the_batch_name_the_nearest_of_all_sizes_that_ran():
+def test_devices_that_do_not_divide_the_batch_name_the_nearest_sizes():
     with pytest.raises(UserInputError) as error:
         plan(devices=on(3))
     assert error.value.hint == "type `batch_sizes=63 or 66`, or `devices=2 or 4`"
@@ -95,13 +95,13 @@ def test_a_pipeline_idles_for_its_stages_less_one():
     assert any("left out" in line for line in found.basis)
 
 
-def test_tensor_parallel_ranks_divide_the_work_and_do_not_multiply_the_batch():
+def test_tensor_parallel_ranks_divide_the_work_not_multiply_the_batch():
     found = plan(devices=on(2), tensor_parallel_degree=2)
     assert (found.num_replicas, found.accumulation_steps) == (1, 8)
     assert found.passes_s == pytest.approx(8 * 0.8 / 2)
 
 
-def test_replicas_whose_network_is_unknown_leave_communication_out_and_say_so():
+def test_replicas_of_an_unknown_network_leave_communication_out():
     found = plan(devices=on(2))
     assert found.communication_s is None
     assert any("left out" in line for line in found.cautions)
@@ -116,7 +116,7 @@ def test_a_slow_network_is_what_computation_does_not_hide():
     assert hidden.communication_s < 0.001 * hidden.step_time_s
 
 
-def test_communication_that_was_timed_is_that_of_the_plan_on_the_same_ranks():
+def test_timed_communication_is_that_of_the_plan_on_the_same_ranks():
     passes = {8: PassCost(seconds=0.8, last_s=1.0)}
     found = plan(together(passes=passes))
     assert (found.num_devices, found.accumulation_steps) == (2, 4)
@@ -124,14 +124,14 @@ def test_communication_that_was_timed_is_that_of_the_plan_on_the_same_ranks():
     assert found.is_measured
 
 
-def test_communication_that_was_timed_grows_with_the_bytes_that_each_rank_sends():
+def test_timed_communication_grows_with_the_bytes_that_each_rank_sends():
     passes = {4: PassCost(seconds=0.4, last_s=0.6)}
     found = plan(together(passes=passes), devices=on(16))
     assert found.communication_s == pytest.approx(0.2 * (15 / 16) / (1 / 2))
     assert not found.is_measured
 
 
-def test_communication_of_tensor_parallel_replicas_hides_beside_a_ranks_part_of_the_pass():
+def test_tensor_parallel_communication_hides_beside_a_ranks_part():
     found = plan(devices=on(16), tensor_parallel_degree=8, network=NetworkFigures.stated(1e9))
     assert (found.num_replicas, found.accumulation_steps) == (2, 4)
     # 4 GB of gradients over 8 ranks at 1 GB/s, beside two thirds of an eighth of a pass of 0.8 s
@@ -146,7 +146,7 @@ def test_passes_that_all_reduce_hold_their_communication_in_each():
     assert found.step_time_s == pytest.approx(4 * 1.0 + 0.1)
 
 
-def test_communication_that_was_not_timed_apart_is_unknown_and_within_the_passes():
+def test_communication_not_timed_apart_is_unknown_within_the_passes():
     found = plan(together(passes={8: PassCost(seconds=1.0, last_s=1.0, exposed_s=None)}))
     assert found.communication_s is None
     assert found.step_time_s == pytest.approx(4 * 1.0 + 0.1)
@@ -163,14 +163,14 @@ def test_shards_on_other_ranks_gather_other_bytes_in_each_pass():
     assert found.passes_s == pytest.approx(2 * 0.8)
 
 
-def test_other_ranks_than_those_that_were_timed_are_reckoned_with_the_network_that_is_given():
+def test_other_ranks_than_timed_are_computed_with_the_given_network():
     of_two = together(passes={4: PassCost(seconds=0.4, last_s=0.6)})
     found = plan(of_two, devices=on(16), network=NetworkFigures.stated(1e9), overlap=0.0)
     assert found.communication_s == pytest.approx(2 * 15 / 16 * 4.0)
     assert found.network == "1 GB/s of bus bandwidth, as stated"
 
 
-def test_ranks_that_were_timed_together_need_no_network_unless_they_stand_on_other_hosts():
+def test_ranks_timed_together_need_no_network_unless_on_other_hosts():
     of_two = together(passes={8: PassCost(seconds=0.8, last_s=1.0)}, num_hosts=1)
     network = NetworkFigures.stated(1e9)
     here = plan(of_two, network=network)
@@ -181,7 +181,7 @@ def test_ranks_that_were_timed_together_need_no_network_unless_they_stand_on_oth
     assert not apart.is_measured
 
 
-def test_ranks_on_other_hosts_than_were_timed_are_told_where_no_network_is_known():
+def test_ranks_on_other_hosts_than_timed_are_told_without_a_network():
     of_two = together(passes={8: PassCost(seconds=0.8, last_s=1.0)}, num_hosts=1)
     found = plan(of_two, devices=(Devices(number=8, num_nodes=8),))
     text = " ".join(found.cautions)
@@ -234,7 +234,7 @@ def test_whole_steps_take_no_communication_of_passes(wish):
         plan(traced(), mfu=0.4, **wish)
 
 
-def test_a_batch_of_a_trace_that_the_replicas_cannot_share_names_the_nearest_on_both_sides():
+def test_a_batch_of_a_trace_that_replicas_cannot_share_names_the_nearest():
     with pytest.raises(UserInputError) as error:
         plan(traced(), mfu=0.4, devices=on(48))
     assert error.value.hint == "type `batch_sizes=48 or 96`, or `devices=32 or 64`"
@@ -256,13 +256,13 @@ def test_the_training_of_the_file_has_as_many_samples_with_another_batch():
     assert plan(batch_sizes=(Amount(number=128),)).num_steps == 500
 
 
-def test_tokens_of_a_batch_are_rounded_to_what_the_replicas_share_with_the_best_size_and_it_is_said():
+def test_tokens_of_a_batch_are_rounded_to_what_replicas_share_and_told():
     found = plan(batch_sizes=(Amount(number=1.96e6, is_tokens=True),), devices=on(32), network=FAST)
     assert found.global_batch_size == 2048
     assert "1,960 samples: rounded to 2,048" in found.basis[0]
 
 
-def test_tokens_of_a_batch_that_the_best_size_divides_nowhere_near_take_a_smaller_size():
+def test_tokens_that_the_best_size_hardly_divides_take_a_smaller_size():
     found = plan(batch_sizes=(Amount(number=12_000, is_tokens=True),))
     assert (found.global_batch_size, found.micro_batch_size) == (12, 4)
 
@@ -289,7 +289,7 @@ def band(sizes: dict[int, float], **fields) -> PredictedSpeeds:
 ENDS = {1: PassCost(seconds=0.2, last_s=0.2), 16: PassCost(seconds=1.6, last_s=1.6)}  # 5 and 10 samples/s
 
 
-def test_a_faster_size_between_those_that_ran_is_planned_by_its_predicted_speed():
+def test_a_faster_size_that_did_not_run_is_planned_by_predicted_speed():
     of_ends = costs(passes=ENDS, micro_batch_size=16, predicted=band({1: 5.0, 4: 8.0, 16: 10.0}), batch_size=12)
     found = plan(of_ends)
     assert found.micro_batch_size == 12
@@ -298,7 +298,7 @@ def test_a_faster_size_between_those_that_ran_is_planned_by_its_predicted_speed(
     assert "predicted" in found.basis[0]
 
 
-def test_a_size_that_ran_is_taken_before_one_that_is_predicted_to_be_hardly_faster():
+def test_a_size_that_ran_is_taken_before_one_predicted_hardly_faster():
     ends = ENDS | {4: PassCost(seconds=0.404, last_s=0.404)}
     of_ends = costs(passes=ends, micro_batch_size=16, predicted=band({1: 5.0, 4: 10.0, 16: 10.1}), batch_size=12)
     assert plan(of_ends).micro_batch_size == 4

@@ -30,7 +30,7 @@ def result_of(path: Path, **options) -> dict:
     return last
 
 
-def test_a_replay_finds_the_best_recorded_size_and_probes_only_recorded_ones(tmp_path: Path):
+def test_a_replay_finds_the_best_and_probes_only_recorded_sizes(tmp_path: Path):
     events = list(replay_table(table(tmp_path, *LADDER), ReplayOptions()))
     assert events[-1]["micro_batch_size"] == 128
     assert events[-1]["curve_id"] == "a"
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_events(tmp_path: Path):
     assert runs[0] != runs[2]
 
 
-def test_each_size_is_charged_a_start_and_a_compile_unless_the_compilation_is_shared(tmp_path: Path):
+def test_each_size_is_charged_start_and_compile_unless_shared(tmp_path: Path):
     path = table(tmp_path, *LADDER)
     apart = result_of(path, compile_time_s=30.0)
     shared = result_of(path, compile_time_s=30.0, shared_compile=True)
@@ -74,7 +74,7 @@ def test_each_size_is_charged_a_start_and_a_compile_unless_the_compilation_is_sh
     assert 35.0 * apart["num_probes"] < apart["cost_s"] < apart["exhaustive_cost_s"]
 
 
-def test_the_winner_compiled_exactly_after_a_shared_search_is_charged_a_second_start_and_compilation(tmp_path: Path):
+def test_a_winner_compiled_exactly_is_charged_a_second_start_and_compile(tmp_path: Path):
     (curve,) = load_table(table(tmp_path, *LADDER))
     runner = TableRunner(curve, ReplayOptions(shared_compile=True))
     settings = SearchSettings(search_compilation=Compilation.SHARED, user_compilation=Compilation.EXACT)
@@ -92,7 +92,7 @@ def test_an_oom_row_is_a_candidate_that_does_not_fit(tmp_path: Path, yes: str, n
     assert events[-1]["micro_batch_size"] == 128
 
 
-def test_several_rows_of_a_size_are_repeats_and_step_times_may_stand_for_throughput(tmp_path: Path):
+def test_rows_of_one_size_are_repeats_and_step_times_are_throughput(tmp_path: Path):
     (curve,) = load_table(table(tmp_path, "a,10,100,,,0", "a,10,120,,,0", "a,10,500,,,0", "a,20,,0.1,1.5,0"))
     assert curve.points[10].throughput == 120
     assert curve.points[20].throughput == pytest.approx(200)
@@ -118,7 +118,7 @@ JOB_OF_SETTINGS = (
 )
 
 
-def test_the_settings_of_a_curve_are_explored_as_one_job_and_the_best_pair_of_them_is_the_answer(tmp_path: Path):
+def test_the_settings_of_a_curve_are_one_job_and_its_best_pair_the_answer(tmp_path: Path):
     path = table(tmp_path, *JOB_OF_SETTINGS, header=WITH_SETTINGS)
     events = list(replay_table(path, ReplayOptions(shared_compile=True)))
     (result,) = [event for event in events if event["event"] == "result"]
@@ -204,6 +204,6 @@ def test_curves_on_two_processes_give_what_they_give_on_one(tmp_path: Path):
     assert list(replay_table(path, ReplayOptions(), num_processes=2)) == alone
 
 
-def test_a_score_that_is_asked_for_ends_a_replay_of_several_settings_and_the_usual_one_is_higher_there():
+def test_a_target_score_ends_a_replay_of_settings_below_the_usual_one():
     assert [ReplayOptions().settings(number).target_confidence for number in (1, 3)] == [90, 95]
     assert ReplayOptions(target_confidence=80).settings(3).target_confidence == 80

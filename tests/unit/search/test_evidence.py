@@ -56,7 +56,7 @@ def test_a_size_that_was_measured_to_be_slow_is_not_recommended(spilled: float):
     assert any(item.micro_batch_size == 128 for item in probed)
 
 
-def test_nothing_is_recommended_that_its_own_measurements_put_below_anothers():
+def test_nothing_is_recommended_that_its_measurements_put_below_another():
     """Worlds whose memory spills, in which a measured cliff looks like a disturbed probe."""
     for seed in range(80):
         world = draw_world(Family.SPILLS, seed)
@@ -73,7 +73,7 @@ def test_nothing_is_recommended_that_its_own_measurements_put_below_anothers():
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
-def test_a_probe_that_was_disturbed_is_repeated_before_anything_is_concluded_from_it(share: float):
+def test_a_disturbed_probe_is_repeated_before_anything_is_concluded(share: float):
     space = Space.from_sizes([1, 4, 16, 64, 256])
     runner = slowed_once(256, share)
     result, probed = explored(runner, space)
@@ -125,7 +125,7 @@ def test_neighbours_of_the_faster_measurement_do_not_excuse_the_slower(contentio
     assert math.exp(belief.own_level[belief.index(1)]) > 5.0
 
 
-def test_rounds_that_neighbours_made_slow_are_overruled_by_quicker_rounds_of_the_same_sizes():
+def test_rounds_slowed_by_neighbours_are_overruled_by_quicker_rounds():
     """Recorded beside two busy programs; alone on the machine size 64 is 1.4 times as fast as size 1."""
     rounds = {"num_passes": 2, "log_throughput_se": 0.02, "contention_sd": 0.3, "compilation": Compilation.SHARED}
 
@@ -189,13 +189,13 @@ def test_what_sizes_say_by_themselves_decides_whatever_the_posterior_says():
     assert told_otherwise({8: 100.0, 64: 92.0}).micro_batch_size == 8
 
 
-def test_no_relative_performance_is_told_that_two_sizes_do_not_allow_by_themselves():
+def test_no_relative_performance_is_told_that_two_sizes_do_not_allow():
     best = told_otherwise({8: 100.0, 64: 150.0})
     low, high = best.relative_performance_interval
     assert low <= best.relative_performance <= high < 1.7
 
 
-def test_the_relative_performance_is_told_with_an_interval_that_its_measurements_allow():
+def test_relative_performance_is_told_with_an_interval_of_measurements():
     result, probed = explored(CurveRunner(), Space.from_sizes([1, 8, 32, 64, 128]))
     best = result.recommendation
     low, high = best.relative_performance_interval
@@ -206,7 +206,7 @@ def test_the_relative_performance_is_told_with_an_interval_that_its_measurements
     assert {item.micro_batch_size for item in probed} >= {1, best.micro_batch_size}
 
 
-def test_where_a_doubling_gained_nothing_hardly_any_far_size_is_believed_to_be_faster():
+def test_where_a_doubling_gained_nothing_no_far_size_seems_faster():
     every_size = Space.from_sizes(range(1, 2_000))
 
     def share_of_far(throughputs: dict[int, float]) -> float:

@@ -40,7 +40,7 @@ def result_of(runner: Callable[[Probe], Observation], space: Space = FEW, **opti
     return last
 
 
-def test_each_probe_is_announced_recorded_answered_and_followed_by_a_recommendation():
+def test_each_probe_is_announced_recorded_answered_and_then_recommended():
     recorded: list[Observation] = []
     events = list(run_search(CurveRunner(), space=FEW, settings=EXACT, run=RunRecord(record=recorded.append)))
     kinds = [type(event) for event in events]
@@ -56,7 +56,7 @@ def test_the_base_is_probed_first_and_its_first_recommendation_is_itself():
     assert (first.micro_batch_size, round(first.relative_performance, 2)) == (1, 1.0)
 
 
-def test_the_fastest_size_that_fits_is_found_and_the_target_is_the_reason_to_stop():
+def test_the_fastest_size_that_fits_is_found_and_the_target_stops_it():
     result = result_of(CurveRunner(largest=200), MANY)
     assert saturating(result.recommendation.micro_batch_size) > 0.98 * saturating(200)
     assert result.stop_reason == "target_confidence"
@@ -115,7 +115,7 @@ class HoldingRunner(CurveRunner):
         )
 
 
-def test_a_process_that_holds_more_than_its_tensors_costs_at_most_one_probe_that_does_not_fit():
+def test_a_process_that_holds_more_costs_at_most_one_probe_too_large():
     memory = MemoryPrior(
         peak_bytes=HoldingRunner.tensors,
         relative_sd=0.012,
@@ -132,7 +132,7 @@ def test_a_process_that_holds_more_than_its_tensors_costs_at_most_one_probe_that
     assert result.resident_memory_bytes + result.memory_headroom_bytes == HoldingRunner.BUDGET
 
 
-def test_with_a_shared_compilation_the_winner_is_run_once_exactly_in_a_fresh_process():
+def test_with_shared_compilation_the_winner_runs_once_in_a_fresh_process():
     runner = CurveRunner()
     result = result_of(runner, MANY, settings=SHARED)
     last = runner.probes[-1]
@@ -142,7 +142,7 @@ def test_with_a_shared_compilation_the_winner_is_run_once_exactly_in_a_fresh_pro
     assert result.exact_over_shared == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_winner_that_does_not_fit_when_compiled_exactly_is_dropped_and_the_search_goes_on():
+def test_a_winner_that_does_not_fit_compiled_exactly_is_dropped():
     shared = CurveRunner()
 
     def runner(probe: Probe) -> Observation:
@@ -198,7 +198,7 @@ def test_a_finished_exploration_ends_at_once_with_the_same_result():
     assert again.recommendation.confidence == first.recommendation.confidence
 
 
-def test_a_size_that_ran_before_stays_a_candidate_where_less_memory_is_free_now(tmp_path: Path):
+def test_a_size_that_ran_stays_a_candidate_with_less_free_memory(tmp_path: Path):
     recorded: list[Observation] = []
     first = result_of(CurveRunner(), FEW, run=RunRecord(record=recorded.append))
     again = result_of(
@@ -239,7 +239,7 @@ def test_max_probes_and_a_time_budget_and_the_callers_words_end_the_search():
     assert result_of(CurveRunner(), MANY, should_stop=lambda: next(words)).stop_reason == "disk is full"
 
 
-def test_a_search_for_a_short_training_ends_where_a_probe_costs_more_and_tells_what_is_left():
+def test_a_search_for_a_short_training_ends_where_a_probe_costs_more():
     def search(training_time_s: float) -> Result:
         settings = dataclasses.replace(EXACT, target_confidence=98, training_time_s=training_time_s)
         return result_of(CurveRunner(largest=200), MANY, settings=settings)
@@ -259,7 +259,7 @@ def test_nothing_fits_says_the_numbers():
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE])
-def test_a_program_that_fails_alike_at_every_size_is_soon_broken_and_its_traceback_is_kept(
+def test_a_program_that_fails_at_every_size_is_broken_with_its_traceback(
     outcome: Outcome,
 ):
     sizes = []
@@ -315,7 +315,7 @@ class FailingRunner(CurveRunner):
 
 
 @pytest.mark.parametrize("largest", [2, 12, 50, 300])
-def test_a_program_that_ends_at_a_size_is_searched_below_it_and_no_failing_size_is_repeated(largest):
+def test_a_program_that_ends_at_a_size_is_searched_below_it_once(largest):
     runner = FailingRunner(lambda size: size > largest)
 
     best = result_of(runner, Space.from_sizes(range(1, 1001))).recommendation
@@ -327,7 +327,7 @@ def test_a_program_that_ends_at_a_size_is_searched_below_it_and_no_failing_size_
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_program_that_fails_at_sizes_by_chance_loses_these_and_the_best_that_ran_is_recommended(seed):
+def test_sizes_that_fail_by_chance_are_lost_and_the_best_that_ran_stays(seed):
     runner = FailingRunner(lambda size: size > 1 and random.Random(f"{seed}.{size}").random() < 0.25)
 
     best = result_of(runner, Space.from_sizes(range(1, 257))).recommendation
@@ -361,7 +361,7 @@ def test_where_nothing_but_the_base_runs_there_is_no_answer():
     assert all(probe.purpose is not Purpose.VERIFY for probe in runner.probes)
 
 
-def test_what_a_reader_must_know_of_the_program_is_among_the_warnings_of_the_result():
+def test_what_to_know_of_the_program_is_among_the_results_warnings():
     class Unseen(CurveRunner):
         def __call__(self, probe: Probe) -> Observation:
             return dataclasses.replace(super().__call__(probe), details={"samples_are_seen": False})
@@ -393,7 +393,7 @@ def gap_in(sizes: list[int], ran: dict[int, float]) -> int | None:
     return None if index is None else sizes[index]
 
 
-def test_a_stretch_that_could_hide_a_better_size_counts_in_a_long_list_of_sizes():
+def test_a_stretch_that_could_hide_a_better_size_counts_in_a_long_list():
     assert gap_in(list(range(8, 40, 2)), {8: 1000.0, 32: 1000.0}) is None  # 16 sizes
     assert gap_in(list(range(8, 42, 2)), {8: 1000.0, 32: 1000.0}) == 16  # 17
 
@@ -406,7 +406,7 @@ def test_in_a_short_list_a_wide_stretch_beside_one_of_the_best_is_probed():
     assert gap_in([1, *powers], {1: 700.0, 16: 800.0, 64: 980.0, 128: 1000.0, 256: 990.0}) is None  # far from the best
 
 
-def test_after_a_refusal_the_program_of_the_search_is_still_warm_unless_a_larger_size_ran():
+def test_after_a_refusal_the_searchs_program_is_warm_below_what_ran():
     ran = [measured(size, 1000.0, compilation=Compilation.SHARED) for size in (1, 32)]
 
     def warm_after(refused: int) -> Compilation | None:
@@ -426,7 +426,7 @@ def test_where_little_is_left_to_learn_most_probes_seem_worthless():
     assert statistics.median(values) <= 0.0
 
 
-def test_two_contenders_that_noise_hides_are_measured_interleaved_and_the_noise_is_said():
+def test_contenders_that_noise_hides_are_interleaved_and_noise_is_told():
     errors = (0.0, 0.02, 0.05, -0.01, -0.03, 0.04, 0.04, -0.03, 0.0, 0.03, -0.03, 0.03, 0.0, 0.0, 0.0, 0.0)
     usual = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
     wary = dataclasses.replace(usual, target_confidence=97, training_time_s=1e7)  # so long that repeats pay
@@ -457,7 +457,7 @@ def answers(probe: Probe) -> Observation:
     )
 
 
-def test_a_winner_that_fails_its_exact_run_is_not_recommended_and_the_search_goes_on():
+def test_a_winner_that_fails_its_exact_run_is_not_recommended():
     def runner(probe: Probe) -> Observation:
         if probe.purpose is Purpose.VERIFY and probe.micro_batch_size >= 8:
             return Observation(probe=probe, outcome=Outcome.OUT_OF_MEMORY, reason="its second step", elapsed_s=1.0)

@@ -32,7 +32,7 @@ def test_only_a_size_that_was_run_is_recommended():
     assert best.micro_batch_size in (1, 4)
 
 
-def test_the_score_is_low_before_the_search_and_high_when_everything_was_run():
+def test_the_score_is_low_at_first_and_high_when_everything_ran():
     sizes = [8, 16, 32, 64, 128]
     start = recommended(sizes, [measured(8, saturating(8))])
     end = recommended(sizes, [measured(size, saturating(size)) for size in sizes])
@@ -59,7 +59,7 @@ def test_noise_keeps_the_score_low():
 
 
 @pytest.mark.parametrize("ran", [(8, 64), (8, 16, 64), (16, 32, 64)])
-def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_round(ran):
+def test_how_far_a_size_may_be_from_the_best_inverts_its_score(ran):
     space = Space.from_sizes([8, 16, 32, 64, 128])
     evidence = [measured(size, saturating(size)) for size in ran]
     belief = fit_posterior(space, evidence)
@@ -75,7 +75,7 @@ def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_ro
     assert len({best.micro_batch_size for _, best in answers}) == len({best.regret_bound_90 for _, best in answers})
 
 
-def test_how_far_a_size_may_be_is_not_told_where_others_are_likely_to_be_out_of_all_proportion():
+def test_how_far_a_size_may_be_is_not_told_where_others_may_be_far_better():
     belief = fit_posterior(Space.from_sizes([8, 16]), [measured(8, 100.0)])
     dropped = dataclasses.replace(belief, feasible=np.zeros_like(belief.feasible))
     assert recommend(belief, [measured(8, 100.0)], tolerance=0.02).regret_bound_90 is not None
@@ -113,7 +113,7 @@ def test_every_factor_is_the_ratio_of_two_speeds_that_are_told(seed):
     assert not any(one.interval[0] > own.interval[1] for one in told.values())
 
 
-def test_a_size_that_ran_exactly_is_no_answer_beside_a_much_faster_one_that_has_yet_to_be_verified():
+def test_a_much_faster_size_is_verified_before_an_exact_one_is_the_answer():
     evidence = [
         measured(4, 1162.0, compilation=Compilation.SHARED),
         measured(4, 1162.0, purpose=Purpose.VERIFY),
@@ -134,7 +134,7 @@ def test_relative_performance_is_relative_to_the_smallest_size_that_ran():
     assert abs(best.samples_per_s - 250.0) < 1.0
 
 
-def test_the_score_never_reaches_100_and_rises_with_the_probability_and_the_tolerance():
+def test_the_score_is_below_100_and_rises_with_probability_and_tolerance():
     for num_sizes, num_candidates in itertools.product((1, 2, 5), (5, 100, 10_000)):
         grounds = Grounds(num_sizes=num_sizes, num_candidates=num_candidates)
         scores = [score(number / 1000, grounds, tolerance=0.02) for number in range(0, 1001, 5)]
@@ -166,7 +166,7 @@ def test_a_size_that_ran_exactly_goes_before_one_that_did_not():
     assert recommended([8, 16], evidence).micro_batch_size == 8
 
 
-def test_the_speed_that_is_told_is_that_of_the_program_that_the_user_will_run():
+def test_the_speed_that_is_told_is_that_of_the_users_program():
     shared = [measured(size, 1000.0, compilation=Compilation.SHARED) for size in (8, 16, 16)]
     exact = measured(16, 870.0)
     assert abs(recommended([8, 16], shared).samples_per_s - 1000.0) < 1.0

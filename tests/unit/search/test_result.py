@@ -11,7 +11,7 @@ from bexplore.search.result import program_warnings, samples_are_seen
 from tests.builders import observed
 
 
-def test_compilations_of_the_search_beyond_the_first_are_counted_charged_and_explained():
+def test_compilations_beyond_the_first_are_counted_charged_and_explained():
     reason = "size of x changed (model.py:7)"
     again = {"num_graphs": 1, "num_recompiles": 1, "compile_time_s": 15.0, "details": {"recompile_reasons": (reason,)}}
     observations = [observed(1, num_graphs=1, compile_time_s=20.0), observed(2, **again), observed(8, **again)]
@@ -34,7 +34,7 @@ DYNAMIC = {"shared_mode": "dynamic"}
 
 
 @pytest.mark.parametrize("sizes", [(1, 8, 4, 1), (8, 1, 4)])
-def test_the_program_of_one_sample_beside_that_of_all_others_is_nothing_to_tell(sizes):
+def test_the_program_of_one_sample_beside_the_shared_is_nothing_to_tell(sizes):
     first, second, *later = (observed(size, worker=1, details=DYNAMIC) for size in sizes)
     first = dataclasses.replace(first, num_graphs=1, num_recompiles=0)
     second = dataclasses.replace(second, num_graphs=1, num_recompiles=1, compile_time_s=9.0)
@@ -42,7 +42,7 @@ def test_the_program_of_one_sample_beside_that_of_all_others_is_nothing_to_tell(
     assert program_warnings([first, second, *later]) == ()
 
 
-def test_a_third_program_is_told_whether_a_size_of_its_own_was_compiled_ahead_or_not():
+def test_a_third_program_is_told_whether_or_not_it_was_compiled_ahead():
     reason = "51463168*samples <= 2147483647"
     again = {"num_graphs": 1, "num_recompiles": 1, "compile_time_s": 9.0, "worker": 1}
     one, third = (observed(size, details=DYNAMIC | {"recompile_reasons": (reason,)}, **again) for size in (1, 64))
@@ -54,7 +54,7 @@ def test_a_third_program_is_told_whether_a_size_of_its_own_was_compiled_ahead_or
     assert "in 1 of 2 probes" in of_ahead
 
 
-def test_one_compilation_for_all_sizes_and_that_of_the_answer_are_nothing_to_tell():
+def test_one_shared_compilation_and_the_answers_are_nothing_to_tell():
     shared = [observed(1, num_graphs=1, compile_time_s=20.0), observed(2), observed(4)]
     probe = Probe(number=3, micro_batch_size=4, compilation=Compilation.EXACT)
     exact = dataclasses.replace(observed(4, num_graphs=1, num_recompiles=1, compile_time_s=9.0), probe=probe)
@@ -62,7 +62,7 @@ def test_one_compilation_for_all_sizes_and_that_of_the_answer_are_nothing_to_tel
     assert program_warnings([*shared, exact]) == ()
 
 
-def test_samples_that_could_not_be_counted_are_told_and_what_says_nothing_of_them_is_not():
+def test_samples_that_could_not_be_counted_are_told():
     seen, unseen = observed(1, details={"samples_are_seen": True}), observed(2, details={"samples_are_seen": False})
 
     assert samples_are_seen([seen, unseen]) is False

@@ -86,7 +86,7 @@ def test_a_signal_is_followed_by_a_probe_of_another_size_first():
     assert struck in runner.sizes[3:]
 
 
-def test_one_signal_at_the_only_size_that_keeps_the_batch_size_does_not_lose_it():
+def test_one_signal_does_not_lose_the_only_size_that_keeps_the_batch():
     runner = Struck(lambda probe: probe.purpose is Purpose.KEEP_BATCH_SIZE)
     result = result_of(runner, keeping=KeepBatchSize(sizes=(12,)))
 

@@ -30,7 +30,7 @@ def test_every_integer_is_a_candidate_where_there_are_few():
 
 
 @given(st.integers(1, 5000), st.integers(0, 200_000))
-def test_default_candidates_hold_both_bounds_and_every_power_of_two_and_leave_no_wide_gap(minimum: int, extra: int):
+def test_default_candidates_hold_bounds_and_powers_of_two_without_gaps(minimum: int, extra: int):
     maximum = minimum + extra
     sizes = default_candidates(minimum, maximum)
     assert (sizes[0], sizes[-1]) == (minimum, maximum)
@@ -47,7 +47,7 @@ def test_divisor_candidates_divide_the_replica_batch():
     assert candidate_sizes("divisors", minimum=1, maximum=30, replica_batch_size=36) == (1, 2, 3, 4, 6, 9, 12, 18)
 
 
-def test_candidates_do_not_depend_on_the_batch_size_unless_the_rule_says_so():
+def test_candidates_depend_on_the_batch_size_only_if_the_rule_says_so():
     for rule in ("all", "powers_of_two", [3, 5]):
         free = candidate_sizes(rule, minimum=1, maximum=64)
         assert free == candidate_sizes(rule, minimum=1, maximum=64, replica_batch_size=36)
@@ -67,7 +67,7 @@ def test_a_list_is_taken_as_it_is_within_the_bounds():
         ("all", (8, 4), "below the smallest"),
     ],
 )
-def test_a_rule_that_leaves_nothing_is_a_users_mistake_that_says_what_to_do(rule, bounds, words):
+def test_a_rule_that_leaves_nothing_is_an_error_that_says_what_to_do(rule, bounds, words):
     with pytest.raises(UserInputError, match=words) as caught:
         candidate_sizes(rule, minimum=bounds[0], maximum=bounds[1])
     assert caught.value.hint
@@ -78,7 +78,7 @@ def test_an_out_of_memory_narrows_the_space_to_what_is_smaller():
     assert space.after([ended(4, Outcome.MEASURED), ended(8, Outcome.OUT_OF_MEMORY)]).open_sizes == (1, 2, 4)
 
 
-def test_sizes_with_more_samples_than_the_data_are_out_unless_one_of_them_ran():
+def test_sizes_with_more_samples_than_the_data_are_out_unless_one_ran():
     space = Space.from_sizes([1, 64, 100, 128, 256])
     told = Evidence(micro_batch_size=1, outcome=Outcome.MEASURED, max_samples=100)
 
@@ -100,7 +100,7 @@ def test_a_verification_that_does_not_fit_is_never_refuted():
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE])
-def test_a_failure_that_is_not_about_memory_drops_its_own_size_and_no_other(outcome: Outcome):
+def test_a_failure_not_about_memory_drops_its_own_size_alone(outcome: Outcome):
     space = Space.from_sizes([1, 2, 4, 8])
     assert space.after([ended(4, outcome)]).open_sizes == (1, 2, 8)
 
@@ -123,7 +123,7 @@ def test_the_geometric_middle_is_one_of_the_sizes_that_count(sizes, largest, mid
     assert geometric_middle(tuple(sizes), largest=largest) == middle
 
 
-def test_a_replica_batch_of_a_thousand_million_samples_has_its_candidates_at_once():
+def test_a_replica_batch_of_a_billion_samples_has_candidates_at_once():
     powers = tuple(2**exponent for exponent in range(13))
 
     assert candidate_sizes("divisors", minimum=1, maximum=4096, replica_batch_size=2**30) == powers

@@ -88,7 +88,7 @@ def test_the_best_size_of_a_short_list_is_not_left_out_between_two_probes(
 
 @pytest.mark.parametrize("family", [Family.SMOOTH, Family.CLIFFS, Family.CPU_LIKE, Family.GPU_LIKE])
 @pytest.mark.parametrize("shares", [False, True])
-def test_no_search_with_effort_left_ends_while_its_own_words_say_that_going_on_pays(family: Family, shares: bool):
+def test_no_search_ends_while_its_own_words_say_that_going_on_pays(family: Family, shares: bool):
     usual = SearchSettings() if shares else EXACT
     for seed in range(7_000, 7_006):
         world = draw_world(family, seed)
@@ -112,7 +112,7 @@ def test_a_search_ends_at_its_share_of_the_training():
     assert dear.sizes == [1]
 
 
-def test_sizes_that_ran_together_and_all_fail_alone_are_a_fault_of_the_program():
+def test_sizes_that_run_together_and_fail_alone_are_the_programs_fault():
     class FailsAlone(CurveRunner):
         def __call__(self, probe: Probe) -> Observation:
             answer = super().__call__(probe)

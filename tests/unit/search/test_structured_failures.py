@@ -50,7 +50,7 @@ def result_of(runner, space: Space, **settings) -> Result:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("largest", [96, 256])
-def test_a_program_that_fails_by_a_rule_is_answered_with_the_best_size_that_runs(kind: str, largest: int):
+def test_a_program_that_fails_by_a_rule_gets_the_best_size_that_runs(kind: str, largest: int):
     runs, words = KINDS[kind]
     runner = FailingRunner(runs)
 
@@ -81,7 +81,7 @@ def test_a_text_that_names_the_rule_saves_the_probes_that_would_find_it():
     assert result.runs_at == "multiples of 8"
 
 
-def test_one_crash_in_the_middle_neither_ends_the_range_nor_makes_the_score_jump():
+def test_one_crash_in_the_middle_neither_ends_the_range_nor_moves_scores():
     runs = {size: size <= 12 and size % 5 != 0 for size in range(1, 17)}
     runner, sizes, scores = FailingRunner(runs.get), [], []
     for event in run_search(runner, space=Space.from_sizes(runs), settings=ONE_PROGRAM):
@@ -153,7 +153,7 @@ def test_a_program_that_fails_at_every_size_ends_after_few_probes(text: str, mos
     assert len(sizes) <= most
 
 
-def test_a_list_of_sizes_of_which_only_the_smallest_is_a_multiple_has_an_answer():
+def test_a_list_whose_smallest_size_alone_is_a_multiple_has_an_answer():
     def runner(probe: Probe) -> Observation:
         size = probe.micro_batch_size
         reason = f"ValueError: {size} must be divisible by 8"
@@ -186,7 +186,7 @@ class FailingOnce(CurveRunner):
         return failed(probe, Outcome.CRASHED, "OSError: [Errno 98] Address already in use")
 
 
-def test_a_size_that_failed_once_by_chance_is_tried_again_where_no_other_stands_in():
+def test_a_size_that_failed_by_chance_is_tried_again_if_none_stands_in():
     runner = FailingOnce(lambda probe: probe.micro_batch_size == 32)
 
     best = result_of(runner, Space.from_sizes([1, 2, 4, 8, 16, 32])).recommendation

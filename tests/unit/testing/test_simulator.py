@@ -27,7 +27,7 @@ def test_a_family_and_a_seed_are_one_world():
 
 
 @pytest.mark.parametrize("family", Family)
-def test_every_family_has_finite_curves_and_a_memory_limit_that_rises_with_the_size(family: Family):
+def test_every_family_has_finite_curves_and_memory_that_rises(family: Family):
     for seed in range(10):
         world = draw_world(family, seed)
         assert np.isfinite(world.log_throughput).all()
@@ -54,7 +54,7 @@ def test_a_lone_peak_stands_out_by_more_than_a_smooth_curve_ever_does():
     assert max(lone) < np.log(1.15) + max(smooth)  # a peak is never more than 15 %
 
 
-def test_a_shelf_has_one_deep_fall_well_below_the_memory_limit_and_the_best_on_either_side_of_it():
+def test_a_shelf_has_one_deep_fall_and_the_best_on_either_side_of_it():
     sides, falls = [], []
     for world in worlds(Family.SHELVES, 60):
         curve = world.log_throughput[world.fits]
@@ -71,9 +71,7 @@ def test_few_candidates_are_three_to_eight():
 
 
 @pytest.mark.parametrize(("family", "least_s", "most_s"), [(Family.CPU_LIKE, 0.1, 10.0), (Family.GPU_LIKE, 0.02, 1.0)])
-def test_machines_of_ones_own_are_quiet_and_their_passes_take_what_such_devices_take(
-    family: Family, least_s: float, most_s: float
-):
+def test_own_machines_are_quiet_and_passes_take_what_such_devices_take(family: Family, least_s: float, most_s: float):
     shortest, longest = [], []
     for world in worlds(family, 60):
         passes_s = [size / speed for size, speed in world.throughputs.items()]
@@ -95,7 +93,7 @@ def test_a_cpu_is_soon_flat_and_a_gpu_is_fastest_near_its_memory_limit():
     assert at[Family.CPU_LIKE] < 0.5 < at[Family.GPU_LIKE]
 
 
-def test_the_runner_answers_with_noise_around_the_truth_and_charges_what_it_did():
+def test_the_runner_answers_with_noise_and_charges_what_it_did():
     world = draw_world(Family.SMOOTH, 3)
     runner = SimulatedRunner(world, seed=0, shared_compile=True)
     size = world.space.base
@@ -138,7 +136,7 @@ def test_the_search_finds_a_size_within_the_tolerance_in_most_worlds(family: Fam
     assert probes / count <= 8.0
 
 
-def test_a_caching_allocator_reserves_more_than_lives_up_to_the_budget_and_retries_there():
+def test_a_caching_allocator_reserves_up_to_the_budget_and_retries_there():
     world = with_caching_allocator(next(w for w in worlds(Family.SMOOTH, 50) if not w.fits.all()), seed=0)
     assert (world.peak_bytes < world.lowest_limit_bytes).all()
     assert (world.lowest_limit_bytes[world.fits] <= world.budget_bytes).all()
@@ -150,7 +148,7 @@ def test_a_caching_allocator_reserves_more_than_lives_up_to_the_budget_and_retri
         assert found.num_alloc_retries == int(wanted > world.budget_bytes)
 
 
-def test_a_search_that_judges_reserved_memory_probes_few_sizes_that_do_not_fit():
+def test_a_search_by_reserved_memory_probes_few_sizes_too_large():
     cached = [with_caching_allocator(world, seed) for seed, world in enumerate(worlds(Family.ROUGH, 14))]
     refused = num_refused(cached, MemoryAccount.RESERVED)
     assert refused <= 1
@@ -173,7 +171,7 @@ def num_refused(cached: list[World], account: MemoryAccount) -> int:
     return refused
 
 
-def test_the_exact_program_of_a_size_costs_a_start_and_a_compilation_and_so_does_the_shared_one_after_it():
+def test_an_exact_program_costs_start_and_compilation_as_the_shared_after():
     world = draw_world(Family.SMOOTH, 3)
     runner = SimulatedRunner(world, seed=0, shared_compile=True)
     size, other = world.space.sizes[:2]

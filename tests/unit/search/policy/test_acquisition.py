@@ -65,7 +65,7 @@ def belief(evidence: list[Evidence]) -> posterior.Posterior:
     return belief_of([1, 4, 8, 16], evidence)
 
 
-def test_sizes_are_compared_within_their_rounds_where_the_machine_drifts_between_them():
+def test_sizes_are_compared_within_their_rounds_where_the_machine_drifts():
     alone = [dataclasses.replace(item, interleaved=()) for item in WANDERED]
 
     together = recommend(belief(WANDERED), WANDERED, tolerance=0.02)
@@ -77,7 +77,7 @@ def test_sizes_are_compared_within_their_rounds_where_the_machine_drifts_between
     assert (apart.micro_batch_size, apart.confidence >= 90) != (8, True)
 
 
-def test_a_machine_that_became_slower_for_all_sizes_leaves_the_interleaved_comparisons_as_they_are():
+def test_a_machine_slower_for_all_sizes_leaves_interleaved_comparisons():
     """Size 1 alone on a quick machine; ever since everything takes twice as long, and no neighbour was seen."""
     evidence = [
         measured(1, 100.0, compilation=Compilation.SHARED),
@@ -92,7 +92,7 @@ def test_a_machine_that_became_slower_for_all_sizes_leaves_the_interleaved_compa
     assert best.relative_performance == pytest.approx(3.3, rel=0.1)
 
 
-def test_a_winner_that_seems_slower_when_compiled_exactly_is_not_questioned_where_the_machine_drifts_by_as_much():
+def test_a_winner_slower_by_no_more_than_drift_is_not_questioned():
     wandered = [*WANDERED, measured(8, 0.65 * 330.0)]
     steady = [measured(size, speed, compilation=Compilation.SHARED) for size, speed in ((1, 100), (4, 300), (8, 330))]
     settings = SearchSettings()
@@ -111,7 +111,7 @@ def test_the_warning_of_a_noisy_machine_says_that_rounds_cancel_it():
     assert "timed interleaved" in warning
 
 
-def test_a_drifting_machine_is_named_where_exact_and_shared_compilation_differ():
+def test_drift_is_named_where_exact_and_shared_compilation_differ():
     once = WANDERED[:4]
 
     (warning,) = noise_warnings(once, base=1, tolerance=0.02, exact_over_shared=0.82)
@@ -132,7 +132,7 @@ def test_evidence_of_rounds_survives_a_storage():
     assert None not in [item["log_throughput"] for item in to_record(evidence)["interleaved"]]
 
 
-def test_an_observation_of_rounds_survives_its_journal_and_is_comparable_evidence():
+def test_an_observation_of_rounds_survives_its_journal_and_is_evidence():
     machine = wandering(6)
     rounds = {8: tuple(1.9 * machine), 4: tuple(1.0 * machine)}
     probe = Probe(number=1, micro_batch_size=8, interleaved_with=(4,))
@@ -145,7 +145,7 @@ def test_an_observation_of_rounds_survives_its_journal_and_is_comparable_evidenc
     assert evidence.num_passes == 6
 
 
-def test_a_size_whose_peak_was_over_the_budget_tells_no_throughput_even_if_it_was_interleaved():
+def test_a_size_over_the_budget_tells_no_throughput_even_interleaved():
     rounds = {8: (0.2, 0.2), 4: (0.1, 0.1)}
     asked = Probe(number=1, micro_batch_size=8, interleaved_with=(4,))
     observation = Observation(
@@ -174,7 +174,7 @@ def test_on_a_noisy_machine_a_size_is_screened_interleaved_with_the_leader():
     assert asked(measured(1, 30.0, **NOISY), measured(32, 500.0, **NOISY)) == (32,)
 
 
-def test_a_screening_probe_is_compared_with_a_quick_size_where_it_is_about_as_likely_the_best():
+def test_a_screening_probe_runs_beside_a_quick_size_about_as_likely_best():
     plateau = {8: 500.0, 16: 501.0, 64: 502.0}
     looks = [interleaved(size, speed, {8: 500.0}) for size, speed in plateau.items() if size != 8]
     evidence = [measured(1, 30.0, **NOISY), interleaved(8, 500.0, {1: 30.0}), *looks]
@@ -186,7 +186,7 @@ def test_a_screening_probe_is_compared_with_a_quick_size_where_it_is_about_as_li
     assert interleaved_with(fitted, evidence, SHARED, costs, index=index, **search) in ((8,), (16,))
 
 
-def test_a_round_of_contenders_stays_short_beside_what_the_machine_drifts_in():
+def test_a_round_of_contenders_is_short_beside_the_machines_drift():
     slow = {8: 5.0, 12: 5.02, 16: 5.01}  # passes of 1.6 to 3.2 s
     looks = [interleaved(size, speed, {8: 5.0}) for size, speed in slow.items() if size != 8]
     evidence = [measured(1, 1.0, **NOISY), interleaved(8, 5.0, {1: 1.0}), *looks]
@@ -197,7 +197,7 @@ def test_a_round_of_contenders_stays_short_beside_what_the_machine_drifts_in():
     assert len(interleaved_with(fitted, evidence, SHARED, costs, index=fitted.index(8), **contender)) == 1
 
 
-def test_sizes_whose_round_is_longer_than_the_machine_stands_still_are_timed_alone():
+def test_sizes_whose_round_outlasts_a_steady_machine_are_timed_alone():
     slow = {1: 1.0, 8: 5.0, 64: 5.2}  # a pass of the largest takes 12 s
 
     def others_of(size: int, *, speed: float) -> tuple[int, ...]:
@@ -219,7 +219,7 @@ def verified(fields: dict[str, object]) -> list[Evidence]:
     return [*shared, measured(8, 440.0, log_throughput_se=0.02, compilation=Compilation.EXACT, purpose=Purpose.VERIFY)]
 
 
-def test_what_a_drifting_machine_makes_of_the_exact_program_has_no_other_size_compiled():
+def test_drift_in_the_exact_program_has_no_other_size_compiled():
     partner = Interleaved(micro_batch_size=1, log_throughput=math.log(100.0), log_throughput_se=0.02)
     settings = SearchSettings(target_confidence=99)
 

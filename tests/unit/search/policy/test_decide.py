@@ -33,20 +33,20 @@ def test_a_job_that_fits_at_no_size_begins_with_a_variant_that_fits():
     assert first.stop_reason is None
 
 
-def test_a_variant_that_is_dominated_by_what_its_operations_let_expect_is_not_probed():
+def test_a_variant_dominated_by_its_operations_is_not_probed():
     variants = [Variant(memory=memory(0.1 * GIB)), Variant(memory=memory(0.1 * GIB), log_speed=-2.0)]
     evidence = [measured(size, saturating(size)) for size in (1, 16, 64, 32)]
     decision = decide(Space.from_sizes(SIZES), evidence, SETTINGS, variants=variants)
     assert decision.stop_reason is not None or decision.variant == 0
 
 
-def test_a_promising_variant_is_probed_before_the_first_is_known_to_the_last_size():
+def test_a_promising_variant_is_probed_before_the_first_is_all_known():
     variants = [Variant(memory=memory(2 * GIB)), Variant(memory=memory(0.1 * GIB), log_speed=0.2)]
     evidence = [measured(size, saturating(size)) for size in (1, 4)]
     assert decide(Space.from_sizes(SIZES), evidence, SETTINGS, variants=variants).variant == 1
 
 
-def test_where_no_probe_changes_the_answer_the_variant_that_holds_most_of_the_uncertainty_is_next():
+def test_where_no_probe_changes_the_answer_the_least_sure_variant_is_next():
     fast = memory(0.1 * GIB)
     variants = [Variant(memory=fast), Variant(memory=fast, log_speed=-0.5), Variant(memory=fast, log_speed=-0.25)]
     evidence = [measured(size, saturating(size)) for size in (1, 16, 64, 32, 64, 32)]
@@ -58,7 +58,7 @@ def test_where_no_probe_changes_the_answer_the_variant_that_holds_most_of_the_un
     assert [posterior.variants[choice.index] for choice in choices] == [2, 2, 1, 1, 0]  # last, the leader once more
 
 
-def test_the_program_that_each_variant_needs_is_counted_among_the_seconds_of_its_first_probe():
+def test_a_variants_program_counts_in_the_seconds_of_its_first_probe():
     variants = [Variant(memory=memory(0.1 * GIB))] * 2
     settings = dataclasses.replace(SETTINGS, compile_time_s=1e5, training_time_s=1e4)
     evidence = [measured(size, saturating(size)) for size in (1, 8, 32, 64)]
@@ -80,7 +80,7 @@ def test_the_same_seed_gives_the_same_joint_search(seed: int):
     assert probes() == probes()
 
 
-def test_the_answer_of_a_job_whose_own_settings_fit_nowhere_is_a_size_of_another_variant():
+def test_a_job_whose_settings_fit_nowhere_gets_a_size_of_another_variant():
     world = draw_joint_world(9_000_008)
     nothing = dataclasses.replace(world.worlds[0], budget_bytes=1.0)
     world = dataclasses.replace(

@@ -26,7 +26,7 @@ def saturating(size: int) -> float:
     return 300.0 * size / (size + 12.0)
 
 
-def test_the_same_search_goes_on_for_a_training_of_a_week_and_ends_for_one_of_a_minute():
+def test_a_search_goes_on_for_a_week_of_training_and_ends_for_a_minute():
     week, minute = (dataclasses.replace(EXACT, training_time_s=seconds) for seconds in (7 * 86_400.0, 60.0))
 
     assert decide(SIZES, SEEN, week).stop_reason is None
@@ -47,7 +47,7 @@ def test_an_exploration_ends_with_fewer_probes_the_shorter_the_training(training
     assert probes(training_time_s) <= probes(10.0 * training_time_s)
 
 
-def test_a_probe_of_short_passes_is_expected_to_cost_what_its_steps_take_at_least():
+def test_a_probe_of_short_passes_costs_at_least_its_steps():
     sizes, seen = Space.from_sizes([8, 16, 32]), [measured(8, 100_000.0)]
     costs = [
         decide(sizes, seen, dataclasses.replace(EXACT, start_time_s=0.0, compile_time_s=0.0, least_passes_s=seconds))
@@ -59,7 +59,7 @@ def test_a_probe_of_short_passes_is_expected_to_cost_what_its_steps_take_at_leas
     assert costs[1].next_probe.cost_s == pytest.approx(5.0)
 
 
-def test_a_training_of_known_samples_takes_as_long_as_the_recommended_size_needs_for_them():
+def test_a_training_of_known_samples_takes_the_recommended_sizes_time():
     fitted = fit_posterior(SIZES, SEEN)
     samples = dataclasses.replace(EXACT, training_samples=260_000, training_time_s=1.0)
 
@@ -77,7 +77,7 @@ def test_no_probe_saves_more_than_is_left_to_gain():
     assert savings.max() <= gains.mean() + 1e-6
 
 
-def test_a_probe_saves_less_than_the_whole_training_however_much_faster_a_size_may_be():
+def test_a_probe_saves_less_than_the_whole_training():
     fitted = fit_posterior(Space.from_sizes(range(1, 3_000)), [measured(1, 40.0)])
     savings = expected_savings(fitted, leader=0, candidates=np.arange(len(fitted.sizes)))
     assert 0.5 < savings.max() < 1.0

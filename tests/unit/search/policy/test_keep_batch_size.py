@@ -57,7 +57,7 @@ def test_the_lines_of_the_search_are_the_same_whatever_the_batch_size():
     assert num_extra[0] == 0 < min(num_extra[1:])
 
 
-def test_the_answer_is_that_of_everything_that_was_measured_whenever_that_was():
+def test_the_answer_is_of_all_that_was_measured_at_any_time():
     events = events_of((1, 7, 49))
     history = [event.observation for event in events if isinstance(event, ProbeFinished)]
 
@@ -68,7 +68,7 @@ def test_the_answer_is_that_of_everything_that_was_measured_whenever_that_was():
         assert bool(extra(again)) == (sizes[-1] == 125)
 
 
-def test_a_size_that_keeps_the_batch_size_and_is_the_fastest_of_all_is_the_answer():
+def test_the_fastest_of_all_is_the_answer_if_it_keeps_the_batch_size():
     """A lone peak beside the sizes of the search, which only the batch size leads to."""
 
     def speed(size: int) -> float:
@@ -86,7 +86,7 @@ def test_a_size_that_keeps_the_batch_size_and_is_the_fastest_of_all_is_the_answe
     assert (best.micro_batch_size, best.samples_per_s) == (150, result.recommendation.samples_per_s)
 
 
-def test_a_size_that_leads_since_the_extra_probes_is_verified_before_it_is_the_answer():
+def test_a_size_that_leads_since_the_extra_probes_is_verified():
     """The size that was verified turns out slower alone than the extra probe makes others of the search look."""
     slow_alone: list[int] = []
 
@@ -106,7 +106,7 @@ def test_a_size_that_leads_since_the_extra_probes_is_verified_before_it_is_the_a
         assert max(one.samples_per_s for one in best.speeds) <= best.samples_per_s * 1.02
 
 
-def test_the_extra_probe_comes_after_the_searchs_end_counts_and_runs_what_the_training_will():
+def test_the_extra_probe_comes_last_counts_and_runs_the_trainings_program():
     runner = CurveRunner(peaked)
     events = events_of((1, 3, 9, 27, 81, 243), runner)
 
@@ -117,7 +117,7 @@ def test_the_extra_probe_comes_after_the_searchs_end_counts_and_runs_what_the_tr
     assert sum(events[-1].outcomes.values()) == len(runner.probes)
 
 
-def test_its_speed_is_told_beside_the_free_choice_and_its_score_is_among_the_sizes_that_keep_the_batch():
+def test_its_speed_is_told_beside_the_free_choice_and_scored_by_its_kind():
     result = events_of((1, 5, 25))[-1]
     second, free = result.second_answer, result.recommendation
 
@@ -128,7 +128,7 @@ def test_its_speed_is_told_beside_the_free_choice_and_its_score_is_among_the_siz
     assert second.recommendation.relative_performance == pytest.approx(peaked(25) / peaked(1), rel=0.05)
 
 
-def test_a_recommendation_that_keeps_the_batch_size_is_the_second_answer_too_and_costs_no_probe():
+def test_an_answer_that_keeps_the_batch_size_is_both_and_costs_no_probe():
     free = events_of(())[-1].recommendation.micro_batch_size
     events = events_of((1, free, 2 * free))
 
@@ -150,7 +150,7 @@ def test_it_may_be_a_size_that_is_no_candidate_of_the_search():
     assert again.second_answer.recommendation.micro_batch_size in (99, 297)
 
 
-def test_where_the_best_of_them_does_not_run_another_does_and_nothing_unrun_is_told():
+def test_where_the_best_of_them_does_not_run_another_is_told():
     def runner(probe: Probe) -> Observation:
         if probe.micro_batch_size == 243:
             return failed(probe, Outcome.OUT_OF_MEMORY, "peak above the budget")
@@ -170,7 +170,7 @@ def test_it_takes_no_more_probes_than_the_search_was_allowed(max_probes):
     assert 1 <= len(extra(events)) <= min(max_probes, MOST_PROBES)
 
 
-def test_it_may_be_made_the_recommendation_which_is_then_the_last_that_is_streamed():
+def test_the_second_answer_may_be_made_the_last_recommendation_streamed():
     events = events_of((1, 3, 9, 27, 81), is_answer=True)
     free_events = events_of((1, 3, 9, 27, 81))
     free = streamed(free_events)
@@ -182,7 +182,7 @@ def test_it_may_be_made_the_recommendation_which_is_then_the_last_that_is_stream
     assert events[-1].second_answer.free_micro_batch_size == free[-1].micro_batch_size
 
 
-def test_where_it_must_be_the_recommendation_and_none_runs_that_is_an_error():
+def test_a_required_second_answer_that_nowhere_runs_is_an_error():
     def runner(probe: Probe) -> Observation:
         if probe.micro_batch_size in (7, 49):
             return failed(probe, Outcome.OUT_OF_MEMORY, "peak above the budget")
@@ -218,7 +218,7 @@ def test_what_stops_the_search_between_probes_stops_the_extra_ones_too():
     assert event.stop_reason == "enough"
 
 
-def test_another_explorer_of_the_study_sees_what_an_extra_probe_in_flight_is_for():
+def test_another_explorer_sees_what_an_extra_probe_in_flight_is_for():
     storage, seen = InMemoryStorage(), []
 
     def runner(probe: Probe) -> Observation:
@@ -233,7 +233,7 @@ def test_another_explorer_of_the_study_sees_what_an_extra_probe_in_flight_is_for
     ]
 
 
-def test_a_posterior_among_some_sizes_forgets_what_was_near_the_best_of_all():
+def test_a_posterior_among_some_sizes_forgets_the_best_of_all():
     evidence = [measured(size, saturating(size)) for size in (1, 8, 64, 512)]
     posterior = fit_posterior(MANY, evidence)
     at = posterior.index(8)
@@ -243,5 +243,5 @@ def test_a_posterior_among_some_sizes_forgets_what_was_near_the_best_of_all():
 
 
 @pytest.mark.parametrize(("length", "size"), [(None, 65_536), (16, 65_536), (1024, 16_384), (2**30, 1)])
-def test_a_size_that_would_be_a_larger_batch_by_itself_than_any_published_is_not_wanted(length, size):
+def test_a_size_larger_than_any_published_batch_is_not_wanted(length, size):
     assert largest_wanted(length) == size

@@ -40,7 +40,7 @@ def test_one_variant_alone_has_the_posterior_of_a_job_without_variants():
     assert np.array_equal(joint.part(0).log_throughput, alone.log_throughput)
 
 
-def test_a_variant_that_has_not_run_is_expected_at_the_speed_that_its_operations_let_expect():
+def test_a_variant_that_has_not_run_is_expected_by_its_operations():
     posterior = fitted(of(0, 1, 16, 64), [Variant(), Variant(log_speed=-0.3)])
     behind = log_speed(posterior, 64, 1).mean() - log_speed(posterior, 64, 0).mean()
     assert behind == pytest.approx(-0.3, abs=0.1)
@@ -55,7 +55,7 @@ def test_one_probe_of_a_variant_gives_the_level_of_its_other_sizes():
     assert log_speed(after, 64, 1).std() < 0.6 * log_speed(before, 64, 1).std()
 
 
-def test_variants_that_ran_in_the_program_of_the_search_are_compared_as_well_as_they_were_measured():
+def test_variants_of_the_searchs_program_are_compared_as_measured():
     shared = {"compilation": Compilation.SHARED}
     evidence = [*of(0, 1, 16, 64, **shared), *of(1, 16, 64, factor=0.93, **shared)]
     posterior = fitted(evidence, [Variant(), Variant()])
@@ -65,7 +65,7 @@ def test_variants_that_ran_in_the_program_of_the_search_are_compared_as_well_as_
     assert posterior.near_best(0.02).mean(axis=0)[posterior.index(64, 1)] < 0.05
 
 
-def test_what_the_users_own_program_changes_in_one_variant_is_expected_of_the_others():
+def test_what_the_users_program_changes_in_a_variant_is_expected_of_all():
     shared = {"compilation": Compilation.SHARED}
     evidence = [*of(0, 1, 16, 64, **shared), *of(1, 16, 64, **shared)]
     before = fitted(evidence, [Variant(), Variant()])
@@ -81,7 +81,7 @@ def test_levels_of_variants_that_have_not_run_are_drawn_apart():
     assert np.corrcoef(levels)[0, 1] == pytest.approx(0.5, abs=0.15)
 
 
-def test_interleaved_sizes_of_two_variants_are_compared_up_to_the_drift_that_is_expected():
+def test_interleaved_sizes_of_two_variants_are_compared_up_to_drift():
     def interleaved(variant: int, size: int, factor: float) -> Evidence:
         other = Interleaved(
             micro_batch_size=1, log_throughput=math.log(factor * saturating(1)), log_throughput_se=0.002

@@ -37,7 +37,7 @@ def test_the_same_evidence_gives_the_same_posterior():
     assert np.array_equal(first.feasible, second.feasible)
 
 
-def test_the_posterior_is_near_what_was_measured_and_wide_where_nothing_was():
+def test_the_posterior_is_near_measurements_and_wide_elsewhere():
     posterior = believed([1, 8, 64, 512], [measured(size, saturating(size)) for size in (1, 64)])
     spread = posterior.log_throughput.std(axis=0)
     assert mean_of(posterior, 64) == pytest.approx(saturating(64), rel=0.01)
@@ -50,7 +50,7 @@ def test_a_replicate_makes_the_posterior_narrower():
     assert twice.log_throughput[:, 2].std() < once.log_throughput[:, 2].std()
 
 
-def test_an_outlier_that_a_replicate_contradicts_hardly_moves_the_posterior():
+def test_an_outlier_that_a_replicate_contradicts_hardly_counts():
     evidence = [measured(size, saturating(size)) for size in (1, 8, 16, 64, 128)]
     slowed = [*evidence, measured(32, 0.6 * saturating(32)), measured(32, saturating(32))]
     posterior = believed([1, 8, 16, 32, 64, 128], slowed)
@@ -99,7 +99,7 @@ def test_a_trace_that_is_wrong_is_corrected_by_measured_peaks():
     assert fits_at(after, 192) > 0.9
 
 
-def test_where_the_process_holds_more_than_its_tensors_the_trace_is_believed_less_until_probes_tell_how_much():
+def test_where_a_process_holds_more_than_tensors_traces_count_less():
     def tensors(size: int) -> float:
         return (0.4 + 0.04 * size) * GIB
 
@@ -124,7 +124,7 @@ def test_where_the_process_holds_more_than_its_tensors_the_trace_is_believed_les
     assert fits_at(greedy, 66) < 0.1
 
 
-def test_a_size_that_fails_far_below_the_budget_makes_the_next_ones_below_uncertain():
+def test_a_failure_far_below_the_budget_makes_the_next_below_uncertain():
     def peak(size: int) -> float:
         return (0.4 + 0.04 * size) * GIB
 
@@ -142,7 +142,7 @@ def test_without_a_budget_everything_may_fit():
     assert fits_at(posterior, 8) > 0.5
 
 
-def test_another_compilation_is_weaker_evidence_of_one_size_than_the_users_own():
+def test_another_compilation_is_weaker_evidence_than_the_users_own():
     exact = believed([8, 16, 32], [measured(8, 500.0), measured(32, 900.0)])
     shared = believed(
         [8, 16, 32],
@@ -166,7 +166,7 @@ def test_where_exact_and_shared_disagree_exact_wins():
     assert mean_of(posterior, 8) > mean_of(posterior, 16)
 
 
-def test_a_large_space_keeps_what_was_probed_and_sizes_near_the_memory_boundary():
+def test_a_large_space_keeps_probed_sizes_and_the_memory_boundary():
     evidence = [
         measured(1, 30.0),
         measured(1237, 900.0),
@@ -193,7 +193,7 @@ def test_a_probe_with_busy_neighbours_says_less():
     assert spreads[1] > 1.5 * spreads[0]
 
 
-def test_a_pass_whose_threads_waited_for_a_processor_says_how_little_it_is_worth():
+def test_a_pass_that_waited_for_a_processor_says_what_it_is_worth():
     """Seen on a loaded machine: size 1 took 333 ms a pass instead of 28, size 64 took 4.5 s instead of 1.35."""
     waited = Evidence.from_observation(
         observed(1, pass_times_s=(0.333,) * 5, background_cpu_share=0.6, scheduler_wait_fraction=0.9)
@@ -224,7 +224,7 @@ def test_the_score_stays_low_where_neighbours_decide_what_is_measured():
     assert confidence(0.7) < 70
 
 
-def test_a_size_is_near_the_best_in_the_draws_in_which_its_shortfall_is_within_the_tolerance():
+def test_a_size_is_near_the_best_in_draws_within_the_tolerance():
     refused = Evidence(micro_batch_size=3000, outcome=Outcome.OUT_OF_MEMORY, purpose=Purpose.SEARCH)
     belief = believed(range(1, 4001), [measured(size, saturating(size)) for size in (1, 300, 1200)] + [refused])
 
@@ -255,7 +255,7 @@ def on_cuda(size: int, *, reserved_over_allocated: float, allocated_over_traced:
     return measured(size, 30.0, **facts | fields)
 
 
-def test_where_reserved_memory_is_judged_the_tensors_alone_do_not_fill_the_budget():
+def test_by_reserved_memory_tensors_alone_do_not_fill_the_budget():
     ran = [on_cuda(1, reserved_over_allocated=1.2)]
     by_the_trace = 148  # of 150 samples whose tensors fit
     assert fits_at(believed(range(1, 201), ran, memory=RESERVED), by_the_trace) < 0.2

@@ -62,7 +62,7 @@ def test_parallel_askers_get_different_sizes():
     assert len(set(sizes)) == 4
 
 
-def test_an_asker_that_has_not_said_what_it_takes_leaves_the_best_choice_to_it():
+def test_an_asker_that_names_no_tie_is_left_the_best_choice():
     study, other = in_memory(), in_memory()
     assert sequence(study, 3) == sequence(other, 3)
     alone = ask(study)[1]
@@ -156,7 +156,7 @@ def test_dashboards_read_samples_per_second_at_the_axis(tmp_path):
     assert optuna.load_study(study_name="bexplore", storage=study._storage).metric_names == ["samples/s"]
 
 
-def test_a_study_tells_people_what_became_of_each_probe_and_what_is_recommended(tmp_path):
+def test_a_study_tells_what_became_of_probes_and_what_is_recommended(tmp_path):
     storage = f"sqlite:///{tmp_path}/study.db"
     space, runner = Space.from_sizes([1, 2, 4, 8]), CurveRunner(largest=4)
     *_, result = loop.run_search(runner, space=space, settings=SETTINGS, run=loop.RunRecord(storage=storage))
@@ -173,7 +173,7 @@ def test_a_study_tells_people_what_became_of_each_probe_and_what_is_recommended(
     assert study.user_attrs["recommendation"].startswith(f"micro_batch_size {size}: ")
 
 
-def test_an_explorer_with_other_candidates_than_the_studys_is_told_which_and_what_to_set(tmp_path):
+def test_an_explorer_with_other_candidates_is_told_which_and_what_to_set(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     open_study(BexploreSampler(SPACE, SETTINGS), storage=url)
     less_memory = Space.from_sizes(default_candidates(1, 256))

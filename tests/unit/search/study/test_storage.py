@@ -56,7 +56,7 @@ def explored(folder: Path, runner=answers, *, storage: Path | str | None = None,
         pytest.param(lambda data: b"", id="empty"),
     ],
 )
-def test_a_damaged_study_is_rebuilt_from_the_journal_and_no_probe_is_repeated(tmp_path, damage):
+def test_a_damaged_study_is_rebuilt_and_no_probe_is_repeated(tmp_path, damage):
     before = explored(tmp_path)
     path = tmp_path / "study.log"
     path.write_bytes(damage(path.read_bytes()))
@@ -79,7 +79,7 @@ def test_a_damaged_study_is_rebuilt_from_the_journal_and_no_probe_is_repeated(tm
         pytest.param(lambda data: data[:-40], id="cut off"),
     ],
 )
-def test_a_study_that_is_damaged_while_two_explorers_use_it_costs_neither_a_probe(tmp_path, damage):
+def test_a_study_damaged_under_two_explorers_costs_neither_a_probe(tmp_path, damage):
     path = tmp_path / "study.log"
     books = [Journal(tmp_path / f"journal_{number}.jsonl") for number in range(2)]
     running = [
@@ -131,7 +131,7 @@ def test_a_lock_that_is_held_too_long_is_an_error_that_names_the_file(tmp_path):
     assert "fuser" in error.value.hint
 
 
-def test_a_lease_is_renewed_while_its_probe_runs_and_ends_with_its_explorer(tmp_path):
+def test_a_lease_is_renewed_by_its_probe_and_ends_with_its_explorer(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
     trial = asked.ask(BexploreSampler(SPACE).distributions)
 
@@ -150,7 +150,7 @@ def test_a_lease_is_renewed_while_its_probe_runs_and_ends_with_its_explorer(tmp_
     assert trials.is_abandoned(left, lease_until() + 0.01)
 
 
-def test_a_probe_of_an_explorer_of_this_host_with_a_folder_of_its_own_is_left_to_it(tmp_path):
+def test_a_probe_of_another_folder_of_this_host_is_left_to_its_explorer(tmp_path):
     folder, url = tmp_path / "own", f"sqlite:///{tmp_path}/study.db"
     folder.mkdir()
     other = open_study(BexploreSampler(SPACE), storage=url)
@@ -162,7 +162,7 @@ def test_a_probe_of_an_explorer_of_this_host_with_a_folder_of_its_own_is_left_to
         assert not trials.is_abandoned(of_other, time.time())
 
 
-def test_the_replicas_that_a_probe_showed_are_known_to_every_explorer_of_the_study(tmp_path):
+def test_replicas_that_a_probe_showed_are_known_to_every_explorer(tmp_path):
     path = tmp_path / "study.log"
     seen = dataclasses.replace(observed(4, number=0), details={"num_replicas": 8})
     trials.rebuild(open_study(BexploreSampler(SPACE), storage=path), [seen], now=time.time())
@@ -211,7 +211,7 @@ def test_an_observation_told_after_its_trial_was_given_up_is_kept(tmp_path):
     assert [trials.read_evidence(item).outcome for item in kept] == [Outcome.MEASURED]
 
 
-def test_an_observation_that_was_told_from_the_journal_meanwhile_is_not_told_twice(tmp_path):
+def test_an_observation_told_from_the_journal_is_not_told_twice(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
     trial = asked.ask(BexploreSampler(SPACE).distributions)
     observation = observed(trial.params[trials.PARAMETER], number=trial.number)
@@ -223,7 +223,7 @@ def test_an_observation_that_was_told_from_the_journal_meanwhile_is_not_told_twi
 
 
 @pytest.mark.promise("the storage of a study goes away in the middle", "one error with what to type; nothing is lost")
-def test_a_storage_that_is_gone_in_mid_run_is_an_engine_error_that_says_what_to_do(tmp_path):
+def test_a_storage_gone_in_mid_run_is_an_error_that_says_what_to_do(tmp_path):
     def runner(probe: Probe) -> Observation:
         (tmp_path / "study.log").unlink(missing_ok=True)
         (tmp_path / "study.log").mkdir()
@@ -312,7 +312,7 @@ def probe(size: int, **fields) -> Probe:
     return Probe(number=0, micro_batch_size=size, compilation=Compilation.EAGER, max_passes=2, **fields)
 
 
-def test_a_study_that_is_damaged_while_it_is_used_is_one_error_and_the_run_goes_on_from_its_journal(tmp_path):
+def test_a_study_damaged_in_use_is_one_error_and_its_journal_goes_on(tmp_path):
     asked: list[int] = []
     curve = CurveRunner()
 
