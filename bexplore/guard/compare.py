@@ -103,8 +103,6 @@ def compare_metrics(
     """Compare the facts of two programs.
 
     Args:
-        before: Of the reference.
-        after: Of the present program.
         tiers: The tiers to compare, each with the reason why it cannot be compared, or an empty text.
         micro_batch_size: A size at which bytes and operations are compared too; None for no such size.
         memory_budget_bytes: The declared budget; None for none, and no largest size.

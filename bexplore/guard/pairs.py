@@ -101,7 +101,6 @@ def decide(
 
     Args:
         measure: Number of pairs -> samples of as many new pairs.
-        tolerance: Relative difference of times that counts as none.
         remark: Returns what other processes used of the processors so far, in words; empty where it is little. Beyond
             it, wall time alone proves nothing.
         may_go_on: Returns whether there is time for a pair beyond the second stage.
@@ -220,11 +219,6 @@ def time_in_pairs(
     """Time both programs in alternating live workers.
 
     Args:
-        before: The reference, observed.
-        now: The present program, observed.
-        reference: The reference itself.
-        tiers: Of which times are compared.
-        tolerance: Relative difference of times that counts as none.
         time_limit_s: No pair begins that would exceed it, except for the first six.
     """
     size = now.snapshot.recommended_micro_batch_size

@@ -32,7 +32,6 @@ def open_reference(against: str, config_path: Path) -> Iterator[Reference]:
 
     Args:
         against: A configuration file, a folder that holds one at the same relative path, or a git revision.
-        config_path: The present configuration.
     """
     path = Path(against)
     if path.is_file():

@@ -126,11 +126,7 @@ def find_guarded(config: Config, wanted: int | None, folder: Path) -> Guarded:
 
 
 class RecommendedSizeFailedError(EngineError):
-    """The recommended size no longer runs.
-
-    Attributes:
-        outcome: Outcome and reason of its probe.
-    """
+    """The recommended size no longer runs; `outcome` has the outcome and reason of its probe."""
 
     def __init__(self, micro_batch_size: int, outcome: str) -> None:
         super().__init__(

@@ -89,10 +89,6 @@ def estimate_unpaired_ratio(before: Sequence[float], after: Sequence[float]) -> 
     """Estimate the ratio after / before of workers that did not run side by side.
 
     The interval is a bootstrap over the workers of both sides, widened as in `estimate_ratio` by the smaller side.
-
-    Args:
-        before: The logarithm of each worker's time.
-        after: Of each present worker's.
     """
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     smaller, count = min(len(old), len(new)), len(old) + len(new)

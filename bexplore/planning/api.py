@@ -38,14 +38,11 @@ def open_source(
     model_dir: str | None = None,
     on_progress: Progress = lambda message: None,
 ) -> PlanSource:
-    """Read a run, or trace a configuration.
+    """Read a run, or trace a configuration: the arguments are those of `plan`.
 
     Args:
-        path: A run, its log, the folder of all runs of a job, or a configuration.
         load: Reads the configuration; None for `load_config`.
-        device_name: The device of a configuration, present or not; None for this machine's.
         model_dir: Folder of the worker's log; None for the configuration's own.
-        on_progress: Called with the workers' progress messages.
     """
     if is_run(path):
         require(
@@ -73,8 +70,6 @@ def plan_from(
     """Return the plans that are asked for.
 
     Args:
-        source: What they are made from.
-        request: What is asked for.
         network: Speeds between replicas, the file that holds them, or one bus bandwidth in bytes/s; None for what
             `bexplore network` wrote beside the run.
     """

@@ -82,13 +82,8 @@ def time_network(smallest_bytes: int, largest_bytes: int, report: Report = lambd
     """Time all collectives and links; return what was found on the first rank, and None on the others.
 
     Args:
-        smallest_bytes: Of the smallest tensor.
         largest_bytes: Of the largest one, where memory and time allow it.
         report: Called on the first rank with a line for each collective.
-
-    Raises:
-        UserInputError: No launcher started this process, or it started one rank alone.
-        EngineError: The ranks cannot reach each other, or the smallest tensor does not fit.
     """
     with process_group() as ranks:
         say = report if ranks.rank == 0 else lambda line: None

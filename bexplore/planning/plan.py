@@ -75,13 +75,8 @@ def make_plans(
     """Return the plans of a job.
 
     Args:
-        costs: What is known of its steps.
-        request: What is asked for.
         network: Speeds between replicas, where these were not timed together; None if unknown.
         is_network_given: Whether the user has named it; a note follows where it has no effect.
-
-    Raises:
-        UserInputError: Nothing of it can be planned; the hint has the nearest that can.
     """
     _check_request(costs, request, network)
     planner = _Planner(costs=costs, request=request, network=network)

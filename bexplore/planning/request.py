@@ -109,24 +109,13 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """How much is trained. At most one of the first four is given; none of them means that of the file.
+    """How much is trained. At most one of the first four is given; none of them means that of the file."""
 
-    Attributes:
-        tokens: In all.
-        samples: In all.
-        steps: Optimizer steps.
-        epochs: Times over the data set.
-        dataset_size: Samples of the data set; belongs to `epochs`.
-
-    Raises:
-        UserInputError: An amount is not positive, or two amounts conflict.
-    """
-
-    tokens: float | None = None
-    samples: float | None = None
-    steps: int | None = None
-    epochs: float | None = None
-    dataset_size: int | None = None
+    tokens: float | None = None  # in all
+    samples: float | None = None  # in all
+    steps: int | None = None  # optimizer steps
+    epochs: float | None = None  # times over the data set
+    dataset_size: int | None = None  # samples of the data set; belongs to `epochs`
 
     def __post_init__(self) -> None:
         _check_fields(self, _LIMITS_OF_WORK)
@@ -162,38 +151,22 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A plan request. None and empty mean: as in the file.
+    """A plan request. None and empty mean: as in the file."""
 
-    Attributes:
-        work: How much is trained.
-        batch_sizes: Global batch sizes, a plan for each.
-        devices: Numbers of devices, a plan for each; empty for those of the file, or for the fewest in time.
-        until_s: Seconds that the training may take; None for no limit.
-        price_per_device_hour: In any currency; None leaves the price unknown.
-        tensor_parallel_degree: Devices that share each layer's matrices; None for that of the file.
-        pipeline_stages: Devices that share the layers.
-        effective_time: Share of the time that trains, 0 to 1; the rest goes to restarts, evaluation and checkpoints.
-        overlap: Share of the computation that hides collectives; None: all of it on an accelerator, none on a CPU.
-        mfu: Model-flops utilization of a whole step, 0 to 1; for plans from a trace.
-        hfu: Hardware-flops utilization of a whole step, recomputation counted, likewise.
-        rate: Samples or tokens per second of one device in a whole step; for plans from a trace.
-
-    Raises:
-        UserInputError: A value is out of its range.
-    """
-
-    work: Work = Work()
-    batch_sizes: tuple[Amount, ...] = ()
-    devices: tuple[Devices, ...] = ()
-    until_s: float | None = None
-    price_per_device_hour: float | None = None
-    tensor_parallel_degree: int | None = None
-    pipeline_stages: int = 1
+    work: Work = Work()  # how much is trained
+    batch_sizes: tuple[Amount, ...] = ()  # global batch sizes, a plan for each
+    devices: tuple[Devices, ...] = ()  # a plan for each; empty for those of the file, or for the fewest in time
+    until_s: float | None = None  # seconds that the training may take; None for no limit
+    price_per_device_hour: float | None = None  # in any currency; None leaves the price unknown
+    tensor_parallel_degree: int | None = None  # devices that share each layer's matrices; None for that of the file
+    pipeline_stages: int = 1  # devices that share the layers
+    # Share of the time that trains, 0 to 1; the rest goes to restarts, evaluation and checkpoints.
     effective_time: float = 1.0
+    # Share of the computation that hides collectives; None: all of it on an accelerator, none on a CPU.
     overlap: float | None = None
-    mfu: float | None = None
-    hfu: float | None = None
-    rate: Amount | None = None
+    mfu: float | None = None  # model-flops utilization of a whole step, 0 to 1; for plans from a trace
+    hfu: float | None = None  # hardware-flops utilization of a whole step, recomputation counted, likewise
+    rate: Amount | None = None  # samples or tokens per second of one device in a whole step; for plans from a trace
 
     def __post_init__(self) -> None:
         no_overlap = {"overlap"} if self.overlap == 0 else set()

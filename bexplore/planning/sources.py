@@ -230,14 +230,7 @@ def _compare_settings_of_run(result: RunResult, ran: Observation) -> Iterator[Ot
 def trace_costs(
     config: Config, *, device_name: str | None, model_dir: str | None, on_progress: Progress = lambda message: None
 ) -> StepCosts:
-    """Trace a job, or recall its trace, and return what it tells of the steps.
-
-    Args:
-        config: The job's file.
-        device_name: A device, present or not; None for this machine's.
-        model_dir: Folder of the worker's log; None for the configuration's own.
-        on_progress: Called with the workers' progress messages.
-    """
+    """Trace a job, or recall its trace, and return what it tells of the steps."""
     # Here, since these imports take longer than a plan of a run.
     from bexplore.actions.trace import trace_job
 

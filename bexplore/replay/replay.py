@@ -174,9 +174,6 @@ def replay_job(curves: Sequence[Curve], options: ReplayOptions) -> Iterator[dict
     Yields:
         A `probe` event and, once something was measured, a `recommendation` event per probe; at the end a `result`.
         Each names the setting where the table has settings.
-
-    Raises:
-        NothingFitsError: Not even the smallest recorded size ran.
     """
     runner = JobRunner([TableRunner(curve, options) for curve in curves])
     budget = None if options.memory_hint_gib is None else options.memory_hint_gib * GIB
@@ -231,17 +228,11 @@ def replay_table(
     """Explore every job of a table, or one: the curves of one `curve_id`.
 
     Args:
-        table: CSV file; see `load_table`.
-        options: Charges and noise.
-        curve_id: Only this job; None for all.
         num_processes: Jobs explored at the same time.
 
     Yields:
         The events of `replay_job`, job by job in the order of the table; a job where nothing fits ends in a `result`
         without a recommendation.
-
-    Raises:
-        UserInputError: The table or the curve's name is wrong.
     """
     curves = load_table(table)
     if curve_id is not None:

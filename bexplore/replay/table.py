@@ -74,9 +74,6 @@ def load_table(path: str | Path) -> tuple[Curve, ...]:
 
     Returns:
         A curve for each setting of each `curve_id`, in the order of the table.
-
-    Raises:
-        UserInputError: The file cannot be read, or cells are invalid; all of its problems at once.
     """
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:

@@ -36,11 +36,7 @@ class Grounds:
 
 
 def score(probability: float, grounds: Grounds, *, tolerance: float) -> int:
-    """Return the confidence score, 0 to 98, of a raw posterior probability.
-
-    Args:
-        probability: That the size is within the tolerance of the best, by the posterior.
-    """
+    """Return the confidence score, 0 to 98, of the posterior's probability that a size is within the tolerance."""
     weights = WEIGHTS_OF_ONE_SIZE if grounds.is_one_size else WEIGHTS
     terms = log_odds_terms(probability, grounds, tolerance=tolerance)
     log_odds = sum(weight * term for weight, term in zip(weights, terms, strict=True))

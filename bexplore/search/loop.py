@@ -79,11 +79,9 @@ def run_search(
 
     Args:
         runner: Runs one probe; an interruption that it raises ends the exploration with the result so far.
-        variants: Of the job.
         keeping: The request for the second answer, which follows the search; None for none.
         run: Where the exploration is recorded and from where it resumes; None for memory only.
         should_stop: Called before each probe; words that it returns end the exploration as its stop reason.
-        run_alone: Returns what to type to run a size alone, where the program fails.
 
     Yields:
         `ProbeStarted`, `ProbeFinished` and, once something was measured, a `Recommendation` for each probe of the

@@ -90,7 +90,6 @@ def recommend(
 
     Args:
         size: The measured size to recommend; None for the posterior's choice.
-        variant: Of that size.
         base_variant: The first variant that ran.
     """
     best = _most_likely(posterior, tolerance) if size is None else posterior.index(size, variant)

@@ -84,7 +84,6 @@ def noise_warnings(
     """Warn of repeated probes that differ by more than the tolerance, and of a base that has moved.
 
     Args:
-        evidence: Every finished probe, in order.
         exact_over_shared: Throughput as the training runs over that in the search; None where one of them did not run.
     """
     measured = [(number, item) for number, item in enumerate(evidence) if item.is_measured]
@@ -139,27 +138,18 @@ def _drift(measured: Sequence[tuple[int, Evidence]], base: int) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeStarted:
-    """A probe begins.
-
-    Attributes:
-        probe: The probe.
-        expected_s: Seconds that it is expected to take.
-    """
+    """A probe begins."""
 
     probe: Probe
-    expected_s: float
+    expected_s: float  # seconds that it is expected to take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFinished:
-    """A probe ended, with any outcome.
+    """A probe ended, with any outcome."""
 
-    Attributes:
-        observation: Its measurements, or its failure.
-        posterior: The search's posterior after it; None where nothing was measured, and outside of the search.
-    """
-
-    observation: Observation
+    observation: Observation  # its measurements, or its failure
+    # The search's posterior after it; None where nothing was measured, and outside of the search.
     posterior: Posterior | None = None
 
 
@@ -212,13 +202,7 @@ Event = ProbeStarted | ProbeFinished | Recommendation | SearchEnded | Result
 def build_result(
     reason: str, best: Recommendation | None, space: Space, evidence: Sequence[Evidence], *, tolerance: float
 ) -> Result:
-    """Return the result that evidence and a recommendation give.
-
-    Args:
-        best: The recommendation; None where nothing was measured.
-        space: The candidates.
-        evidence: Every finished probe, in order.
-    """
+    """Return the result that evidence and a recommendation give."""
     outcomes = dict(Counter(item.outcome.value for item in evidence if item.outcome is not None))
     variant = 0 if best is None else best.variant
     kept = without_first_signals(evidence)
@@ -278,11 +262,7 @@ def explain_no_result(
     *,
     run_alone: Callable[[int], str],
 ) -> Exception:
-    """Return the error of an exploration without a result; the evidence includes other explorers' probes.
-
-    Args:
-        run_alone: Returns what to type to run a size alone.
-    """
+    """Return the error of an exploration without a result; the evidence includes other explorers' probes."""
     was_refused = any(item.outcome is Outcome.OUT_OF_MEMORY for item in evidence)
     if reason is StopReason.NOTHING_FITS and was_refused:
         return _nothing_fits(space, evidence, memory)

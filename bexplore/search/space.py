@@ -54,19 +54,14 @@ class MemoryPrior:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remaining:
-    """What outcomes leave of a space.
+    """What outcomes leave of a space."""
 
-    Attributes:
-        space: All candidates.
-        smallest_out_of_memory: The smallest size that does not fit; infinity for none. A success at or above an
-            out-of-memory size refutes it (fragmentation, another process on the device). An out-of-memory of a
-            verification, the user's own program in a fresh process, is never refuted.
-        dropped: Sizes that are out whatever becomes of other sizes.
-    """
-
-    space: Space
+    space: Space  # all candidates
+    # The smallest size that does not fit; infinity for none. A success at or above an out-of-memory size refutes it
+    # (fragmentation, another process on the device). An out-of-memory of a verification, the user's own program in a
+    # fresh process, is never refuted.
     smallest_out_of_memory: float
-    dropped: frozenset[int]
+    dropped: frozenset[int]  # sizes that are out whatever becomes of other sizes
 
     @property
     def open_sizes(self) -> tuple[int, ...]:
@@ -147,9 +142,6 @@ def default_candidates(minimum: int, maximum: int) -> tuple[int, ...]:
 
     Every integer up to 4096; beyond, multiples of 8, from 32768 on multiples of 64, and so on: adjacent sizes are at
     most 0.2 % apart, and every power of two is among them.
-
-    Raises:
-        UserInputError: The bounds are not positive or out of order.
     """
     _check_bounds(minimum, maximum)
     sizes = {minimum, maximum}
@@ -180,9 +172,6 @@ def candidate_sizes(
         rule: `all`, `powers_of_two`, `divisors` (of the replica batch size), `even` (the ceilings of the replica batch
             size over 1, 2, 3 ...), or the sizes themselves.
         replica_batch_size: Samples of one replica in an optimizer step, for `divisors` and `even`.
-
-    Raises:
-        UserInputError: The rule is unknown, needs a replica batch size, or leaves nothing.
     """
     _check_bounds(minimum, maximum)
     if not isinstance(rule, str):
@@ -220,7 +209,6 @@ def geometric_middle(sizes: Sequence[int], *, largest: int) -> int:
     """Return the largest size that is not above the geometric mean of the smallest and the largest that counts.
 
     Args:
-        sizes: Ascending; at least one.
         largest: Sizes beyond do not count; the smallest always does.
     """
     within = [size for size in sizes if size <= largest] or [sizes[0]]

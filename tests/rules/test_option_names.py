@@ -12,7 +12,7 @@ from tests.rules.sources import syntax_nodes
 
 PACKAGE = Path(bexplore.__file__).parent
 # `--set` is the place of a value that the user typed.
-ELSEWHERE = ("cli", "planning", "guard", "pytest_plugin.py")
+ELSEWHERE = ("cli", "pytest_plugin.py")
 PLACES = {"set"}
 # Words that are options of ours and of other programs, in text about those.
 FOREIGN = {"batch-size", "overlap", "config", "python", "env", "connect", "help", "mode", "output"}

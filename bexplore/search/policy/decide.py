@@ -74,7 +74,6 @@ def decide(
     Args:
         evidence: Every probe in order, whatever it was made for; probes in flight have no outcome.
         num_unassigned: Explorers that are choosing a size right now: that many best choices are left to them.
-        variants: Of the job.
         is_over: Whether the search has ended, so that only the verification of its answer may follow.
     """
     tried = evidence

@@ -58,7 +58,6 @@ def next_probe(
     """Return the candidate whose probe is expected to save most, less what it must save.
 
     Args:
-        settings: The training.
         leader: Position of the recommended size in the domain.
         candidates: (C,), positions of the sizes that may be probed; at least one.
         cost_s: (C,), seconds of each probe.

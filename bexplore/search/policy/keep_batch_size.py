@@ -42,7 +42,6 @@ def decide(
     training's program, the likeliest first, until the best of them reaches the target confidence.
 
     Args:
-        evidence: Every finished probe in order.
         keeping: Sizes that keep the batch size; candidates of the search or not.
 
     Returns:

@@ -84,9 +84,6 @@ def fit_joint(
 
     A draw has one function of the size for all variants, and the noise of each apart: what is known of two variants
     beyond the measurements only through each other makes their difference look less certain than it is.
-
-    Raises:
-        ValueError: Nothing was measured yet.
     """
     log_speeds = {number: variant.log_speed for number, variant in enumerate(variants)}
     parts = tuple(
@@ -141,9 +138,6 @@ def shift_to_present_speed(
     The last probe of the training's own program differs from the mean of its size by what is common to all sizes at
     that moment, and by its own noise, each by its share of their variances. Until that program ran, its level is
     unknown, and that of the search's stands for it.
-
-    Args:
-        evidence: Every finished probe, in order; at least one is measured.
     """
     measured = [item for item in evidence if item.is_measured]
     last = ([item for item in measured if item.compilation is user_compilation] or measured)[-1]

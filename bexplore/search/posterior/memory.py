@@ -92,7 +92,6 @@ def draw_boundaries(
     """Draw the largest size that fits.
 
     Args:
-        prior: The prior of peak memory; None for none.
         largest: Largest candidate; a boundary beyond it means that everything fits.
         uniforms: (6, S) fixed draws from U(0, 1).
 
@@ -109,14 +108,7 @@ def draw_boundaries(
 
 
 def draw_ratios(peaks: Sequence[ReservedPeak], normal: Array) -> Array:
-    """Draw reserved over allocated memory of a size that has not run.
-
-    Args:
-        normal: (S,), standard normal draws.
-
-    Returns:
-        (S,), 1 and above.
-    """
+    """Draw (S,), 1 and above: reserved over allocated memory of a size that has not run, by (S,) normal draws."""
     weights = np.array([LOG_RATIO_SD**-2, *(peak.sd**-2 for peak in peaks)])
     mean = float(weights @ np.array([LOG_RATIO, *(peak.log_ratio for peak in peaks)]) / weights.sum())
     return np.exp(np.maximum(mean + math.sqrt(1.0 / weights.sum() + OWN_SD**2) * normal, 0.0))

@@ -88,7 +88,6 @@ def collect_measurements(
 
     Args:
         sizes: (D,), the domain; it covers every measured size.
-        measured: Measured probes, in order.
         kinship: What measurements of other variants tell of the curve's own; None where there is one variant.
     """
     kin = kinship or Kinship()
@@ -117,11 +116,7 @@ def estimates_alone(data: Measurements, probe_sd: float) -> tuple[Array, Array]:
     their probe.
 
     Args:
-        data: The measurements of m sizes.
         probe_sd: ln(samples/s), between two probes of one size.
-
-    Returns:
-        Levels, ln(samples/s), centred like the values; their covariance.
     """
     member = (data.at[:, None] == np.unique(data.at)[None, :]).astype(float)
     weighted = np.linalg.solve(data.noise + probe_sd**2 * np.eye(len(data.at)), member)

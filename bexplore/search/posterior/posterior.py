@@ -142,9 +142,6 @@ def fit_posterior(
         user_compilation: The program of the training; other compilations are evidence with an extra variance.
         covered: Candidates that the domain must hold.
         kinship: The variant whose posterior it is, and what measurements of others tell of it; None for the only one.
-
-    Raises:
-        ValueError: Nothing was measured yet.
     """
     variant = 0 if kinship is None else kinship.variant
     everything = [item for item in evidence if item.is_measured]

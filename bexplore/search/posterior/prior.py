@@ -92,11 +92,7 @@ class Hyper:
 
     @classmethod
     def grid(cls, pass_sd: float) -> Hyper:
-        """Return the grid of a machine.
-
-        Args:
-            pass_sd: ln(pass time), between passes of one probe: where these scatter, probes scatter too.
-        """
+        """Return the grid of a machine: where passes of one probe scatter, `pass_sd`, probes scatter too."""
         relative = cls._relative_grid()
         return dataclasses.replace(relative, probe_sd=relative.probe_sd * draw_probe_sd(pass_sd))
 
@@ -167,14 +163,7 @@ class ShapePrior:
         }
 
     def evaluate(self, sizes: NDArray[np.int64]) -> Array:
-        """Return the shapes at some sizes.
-
-        Args:
-            sizes: (D,), samples.
-
-        Returns:
-            (D, K), ln(samples/s) up to a constant per shape.
-        """
+        """Return (D, K), ln(samples/s) of the shapes at (D,) sizes, up to a constant per shape."""
         known = _columns(self)
         new = np.array([size for size in sizes.tolist() if size not in known], dtype=float)
         if len(new):
@@ -256,10 +245,6 @@ class Kinship:
 
         Each variant, the own one too, has a level and a tilt of its own, of which the difference to the own counts: two
         other variants share the own one's half of it.
-
-        Args:
-            variants: (n,), of each measurement.
-            log_sizes: (n,), ln of its size.
         """
         number = np.array(variants)
         other = number != self.variant

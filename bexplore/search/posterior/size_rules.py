@@ -200,13 +200,7 @@ class Clues:
 
 
 def read(clues: Clues, size: int, reason: str, failing_line: str = "") -> None:
-    """Add what one failure tells.
-
-    Args:
-        size: The size that failed.
-        reason: Why, for people.
-        failing_line: The line of the user's source that raised; empty if unknown.
-    """
+    """Add what one failure tells."""
     text = _HEX.sub("", _LOCATION.sub("", reason))
     if _PROGRAMMING.search(text):
         clues.add(SizeRule(RuleKind.NONE), PROGRAMMING)

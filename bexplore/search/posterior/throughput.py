@@ -95,7 +95,6 @@ def draw_curves(
 
     Args:
         sizes: (D,), the domain; it covers every measured size.
-        measured: Measured probes, in order.
         kinship: What measurements of other variants tell of the curve; None where there is one variant.
     """
     shapes = prior.evaluate(sizes)

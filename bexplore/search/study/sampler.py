@@ -97,11 +97,7 @@ class BexploreSampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Refuse any other parameter than the micro-batch size.
-
-        Raises:
-            UserInputError: Always.
-        """
+        """Refuse any other parameter than the micro-batch size."""
         raise UserInputError(
             f"the study asks for {param_name!r} over {param_distribution}",
             hint=f"suggest {trials.PARAMETER!r} from {self.space.base} to {self.space.sizes[-1]}",
@@ -111,7 +107,6 @@ class BexploreSampler(BaseSampler):
         """Decide on the next probe.
 
         Args:
-            study: Its finished and running trials are the evidence.
             asking: Number of the trial that is being created, which is no evidence; None for none.
             is_over: As in `policy.decide.decide`.
         """

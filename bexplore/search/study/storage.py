@@ -29,12 +29,7 @@ MADE_WITHIN_S = 1.0  # seconds that the other one gets to finish. Source: SQLite
 
 
 def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None:
-    """Open a storage: a database URL, a file for Optuna's journal, an open storage, or None for memory.
-
-    Raises:
-        UserInputError: The URL cannot be opened.
-        EngineError: The file cannot be written.
-    """
+    """Open a storage: a database URL, a file for Optuna's journal, an open storage, or None for memory."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if storage is None or isinstance(storage, BaseStorage):
         return storage
@@ -69,11 +64,7 @@ def _open_database(url: str) -> BaseStorage:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Turn exceptions of a storage (a full disk, a locked file, a server that is gone) into one clear error.
-
-    Raises:
-        EngineError: The storage could not be read or written.
-    """
+    """Turn exceptions of a storage (a full disk, a locked file, a server that is gone) into one clear error."""
     try:
         yield
     except StorageInternalError as error:  # Optuna's wrapper of a database's exception
@@ -84,12 +75,7 @@ def storage_errors() -> Iterator[None]:
 
 
 class _KernelLock(JournalFileOpenLock):
-    """Optuna's file lock, held by the kernel, which releases it when a process is killed.
-
-    Args:
-        path: Of the lock.
-        on_acquired: Called each time that it is held.
-    """
+    """Optuna's file lock, held by the kernel, which releases it when a process is killed."""
 
     def __init__(self, path: Path, on_acquired: Callable[[], None]) -> None:
         self._path, self._on_acquired = path, on_acquired
