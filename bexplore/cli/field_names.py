@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 
-# A field, or one value of it -> what the command line has instead. Another value stands behind the option.
+# A field, one value of it, or a function -> what the command line has instead. Another value stands behind the option.
 OPTIONS = {
     "allow_code=False": "--no-code",
     "allow_code=True": "leave out --no-code",
+    "against": "--against",
     "also": "--also",
+    "baseline_path": "--baseline",
     "device_name": "--device-name",
     "figures": "--figures",
     "fresh=True": "--fresh",
+    "micro_batch_size=N": "--micro-batch-size N",
     "model_dir": "--model-dir",
     "python": "--python",
     "replicas": "--replicas",
     "run": "--run",
     "trace_path": "--profile",
+    "update_baseline": "--update",
     "writes_are_fine=True": "--writes-are-fine",
 }
 _FIELD = re.compile(r"`((\w+)(?:=([^`\n]+))?)`")

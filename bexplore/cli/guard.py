@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 import click
 
+from bexplore.cli.field_names import name_options
 from bexplore.cli.options import CONFIG, Common, common_options
 from bexplore.errors import UserInputError
 from bexplore.guard.baseline import Baseline
 from bexplore.guard.guard import EXACT, GuardOptions, update_baseline
 from bexplore.guard.guard import guard as run_guard
-from bexplore.guard.report import Tier
+from bexplore.guard.report import Report, Tier
 from bexplore.output.guard_report import append_step_summary, github_annotations, guard_table, write_junit
 from bexplore.units import parse_seconds
 
@@ -88,7 +90,7 @@ def guard(config: Path, update: bool, junit: Path | None, github: bool, common: 
         record = {"event": "baseline", "path": str(wanted.baseline_path), **written.as_record()}
         click.echo(json.dumps(record) if common.as_json else _written(written, wanted.baseline_path))
         return
-    report = run_guard(loaded, wanted)
+    report = name_options_of_report(run_guard(loaded, wanted))
     # First: a file that cannot be written must not hide the verdict.
     click.echo(json.dumps(report.as_record()) if common.as_json else guard_table(report, verbose=common.verbosity > 0))
     if junit is not None:
@@ -98,6 +100,14 @@ def guard(config: Path, update: bool, junit: Path | None, github: bool, common: 
             click.echo(line, err=True)
         append_step_summary(report)
     sys.exit(report.exit_code)
+
+
+def name_options_of_report(report: Report) -> Report:
+    """Return a report whose advice and reasons name options in place of fields."""
+    missing = (dataclasses.replace(one, reason=name_options(one.reason)) for one in report.not_compared)
+    return dataclasses.replace(
+        report, not_compared=tuple(missing), advice=tuple(name_options(line) for line in report.advice)
+    )
 
 
 def _written(baseline: Baseline, path: Path | None) -> str:

@@ -59,7 +59,7 @@ class GuardOptions:
 def update_baseline(config: Config, options: GuardOptions) -> Baseline:
     """Write the baseline file of the present program."""
     if options.baseline_path is None:
-        raise UserInputError("there is no baseline to write", hint="name its file: --baseline FILE --update")
+        raise UserInputError("there is no baseline to write", hint="name its file: `baseline_path=FILE`")
     setup, folder = _set_up(config, options)
     wanted = find_guarded(config, options.micro_batch_size, folder)
     observed = observe(config, setup, wanted)
@@ -82,7 +82,8 @@ def guard(config: Config, options: GuardOptions) -> Report:
     began_s = time.monotonic()
     if options.baseline_path is None and options.against is None:
         raise UserInputError(
-            "there is nothing to compare with", hint="name a baseline: --baseline FILE, or a revision: --against main"
+            "there is nothing to compare with",
+            hint="name a baseline: `baseline_path=FILE`, or a revision: `against=main`",
         )
     setup, folder = _set_up(config, options)
     before = read_baseline(options.baseline_path) if options.baseline_path is not None else None
@@ -128,7 +129,7 @@ def _compare_with_baseline(before: Baseline, now: Observed, options: GuardOption
     times = _compare_times(before, now, options, changes)
     advice = []
     if changes:
-        advice.append("check what changed with the toolchain, then write a new baseline with --update")
+        advice.append("check what changed with the toolchain, then write a new baseline with `update_baseline`")
     report = Report(
         config=str(now.config.path),
         reference=str(options.baseline_path),
@@ -138,7 +139,7 @@ def _compare_with_baseline(before: Baseline, now: Observed, options: GuardOption
         job_changes=tuple(_list_job_changes(before.job, now.snapshot.job)),
     )
     if not changes and report.find_by_status(Status.BETTER, Status.CHANGED) and not report.find_by_status(Status.WORSE):
-        advice.append("if the change is intended, write a new baseline with --update, in the same commit")
+        advice.append("if the change is intended, write a new baseline with `update_baseline`, in the same commit")
     return dataclasses.replace(report, advice=(*advice, *times.advice))
 
 
@@ -173,7 +174,7 @@ def _compare_times(before: Baseline, now: Observed, options: GuardOptions, toolc
     if not options.tiers & TIMES:
         return Part()
     if recommended is None:
-        reason = "no recommended size is known: run bexplore explore first, or give --micro-batch-size"
+        reason = "no recommended size is known: run bexplore explore first, or give `micro_batch_size=N`"
         return Part(not_compared=(neighbours.report_missing_times(reason, None),))
     host = _list_differences(before.machine, now.snapshot.machine, (*DEVICE_KEYS, *HOST_KEYS))
     why_not = "; ".join([*toolchain_changes, *host]) or ("" if before.times else "the baseline has no times")
@@ -201,7 +202,7 @@ def _compare_times(before: Baseline, now: Observed, options: GuardOptions, toolc
     advice: tuple[str, ...] = ()
     if any(one.status is Status.UNSURE for one in findings):
         busy = f"; {found}" if (found := remark()) else ""
-        advice = (f"times between two jobs are noisy: --against REF measures both sides in one{busy}",)
+        advice = (f"times between two jobs are noisy: `against=REF` measures both sides in one{busy}",)
     missing = (neighbours.report_missing_times(why_not, recommended),) if why_not else ()
     return Part(findings=tuple(findings), not_compared=missing, advice=advice)
 

@@ -168,7 +168,7 @@ def _advice(wall: Ratio, tolerance: float, remark: str) -> str:
         return f"{remark}: run it on a quiet machine"
     needed = count_needed_workers(wall, tolerance)
     if needed is None:
-        return f"the ratio lies on the tolerance itself: --time-tolerance {2 * tolerance:g} would settle it"
+        return f"the ratio lies on the tolerance itself: a time tolerance of {2 * tolerance:g} would settle it"
     return f"about {needed} pairs of workers would settle it at this noise; {wall.num_workers} were run"
 
 
@@ -225,7 +225,7 @@ def time_in_pairs(
     if Tier.SAME_JOB not in tiers:
         return Part()
     if size is None:
-        reason = "no size is known: run bexplore explore first, or give --micro-batch-size"
+        reason = "no size is known: run bexplore explore first, or give `micro_batch_size=N`"
         return Part(not_compared=(report_missing_times(reason, None),))
     remark = watch_processors()
     failures: list[Part] = []
@@ -295,7 +295,7 @@ def refuse_foreign(files: Sequence[str], reference: Reference) -> None:
         raise EngineError(
             f"the workers of {reference.title} imported {files[0]} of the present checkout"
             + (f" and {len(files) - 1} more of its files" if len(files) > 1 else ""),
-            hint="compare two checkouts that are installed apart, or name a second configuration: --against PATH",
+            hint="compare two checkouts that are installed apart, or name a second configuration: `against=PATH`",
         )
 
 

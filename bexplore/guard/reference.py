@@ -1,4 +1,4 @@
-"""The reference of `--against`: another configuration, another folder, or a git revision in its own worktree."""
+"""The reference to compare with: another configuration, another folder, or a git revision in its own worktree."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _find_config_in(folder: Path, config_path: Path) -> Path:
     if (folder / config_path.name).is_file():
         return folder / config_path.name
     raise UserInputError(
-        f"--against {folder}: there is no {config_path} in it", hint="name the other configuration file itself"
+        f"`against={folder}`: there is no {config_path} in it", hint="name the other configuration file itself"
     )
 
 
@@ -72,7 +72,7 @@ def _open_worktree(revision: str, config_path: Path) -> Iterator[Reference]:
             relative = config_path.resolve().relative_to(root.resolve())
             if not (tree / relative).is_file():
                 raise UserInputError(
-                    f"--against {revision}: there is no {relative} at {commit[:10]}",
+                    f"`against={revision}`: there is no {relative} at {commit[:10]}",
                     hint="name an older configuration by its path, or a revision that has this one",
                 )
             yield Reference(
@@ -103,12 +103,12 @@ def _git(folder: Path, *arguments: str, revision: str) -> str:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
     except FileNotFoundError as error:
         raise UserInputError(
-            f"--against {revision}: this is no path, and git is not installed", hint="name a second configuration"
+            f"`against={revision}`: this is no path, and git is not installed", hint="name a second configuration"
         ) from error
     except subprocess.CalledProcessError as error:
         reasons = error.stderr.strip().splitlines()
         raise UserInputError(
-            f"--against {revision}: neither a path nor a git revision here{': ' + reasons[-1] if reasons else ''}",
+            f"`against={revision}`: neither a path nor a git revision here{': ' + reasons[-1] if reasons else ''}",
             hint="name a revision such as main or HEAD~1 (fetched: actions/checkout needs fetch-depth: 0), or a path",
         ) from error
     return done.stdout.strip()

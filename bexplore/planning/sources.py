@@ -54,7 +54,9 @@ def read_costs(run: Run) -> StepCosts:
     measured = (one for one in run.journal.read() if one.is_measured and one.probe.variant == result.choice.variant)
     own = [estimated(one, result.answer.speeds) for one in measured]
     if not own:
-        raise UserInputError(f"{run.directory} has no measurement of its answer", hint="explore again with --fresh")
+        raise UserInputError(
+            f"{run.directory} has no measurement of its answer", hint="explore again with `fresh=True`"
+        )
     ran = _find_answer(own, result)
     num_replicas = result.batch.num_replicas or int(meta["search_specification"].get("num_replicas", 1))
     device = published_device(result.device_info)
