@@ -38,6 +38,8 @@ from bexplore.trace.program_metrics import ProgramMetrics
 
 EXACT = frozenset({Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN})
 TIMES = frozenset({Tier.SAME_JOB, Tier.SAME_MACHINE})
+# Verdicts at which a fixture of `bexplore.pytest_plugin` skips its test.
+UNDECIDED = (Verdict.TOOLCHAIN_CHANGED, Verdict.INCONCLUSIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,10 +284,6 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif name != "import_root":
             pairs[key] = list(inner) if isinstance(inner, tuple) else inner
     return pairs
-
-
-# The checks behind the fixtures of `bexplore.pytest_plugin`.
-UNDECIDED = (Verdict.TOOLCHAIN_CHANGED, Verdict.INCONCLUSIVE)
 
 
 def check_exact_facts(

@@ -33,6 +33,16 @@ _LARGE_PARTS = (
     ),
     ("bubble_s", "the pipeline's bubble", LARGE_UPDATE, "more accumulation steps fill it"),
 )
+# Parameters of models that are compared with each other: a factor either way. Source: a choice of presentation, so that
+# each model size from 100 million parameters on has at least three trainings.
+ALIKE = 4.0
+
+# Share beyond the range that is still usual. Source: papers print half a million for the 524,288 of 2^19.
+PRINTED_ROUNDING = 0.1
+# The most tokens of a batch of recent trainings of language models, and parameters from which models are meant.
+# Source: Hugging Face, The Ultra-Scale Playbook: 4 to 60 million tokens; the smallest above with 4 million has 1.2e9.
+MOST_RECENT_TOKENS, RECENT_PARAMETERS = 60e6, 1e9
+RECENT = "recent trainings: Hugging Face, The Ultra-Scale Playbook"
 
 
 def find_cautions(costs: StepCosts, plan: Plan, plans: Sequence[Plan], network: NetworkFigures | None) -> Iterator[str]:
@@ -142,11 +152,6 @@ def _check_growth(plan: Plan, plans: Sequence[Plan]) -> Iterator[str]:
             )
 
 
-# Parameters of models that are compared with each other: a factor either way. Source: a choice of presentation, so that
-# each model size from 100 million parameters on has at least three trainings.
-ALIKE = 4.0
-
-
 class PublishedBatch(NamedTuple):
     """The global batch of a published training: `batch_tokens` of an optimizer step, the largest of the training."""
 
@@ -197,12 +202,6 @@ PUBLISHED: tuple[PublishedBatch, ...] = (
     PublishedBatch("PaLM 540B", 540e9, 2048 * 2048, "arXiv 2204.02311, section 5"),
     PublishedBatch("Megatron 1T", 1008e9, 3072 * 2048, "arXiv 2104.04473, table 1"),
 )
-# Share beyond the range that is still usual. Source: papers print half a million for the 524,288 of 2^19.
-PRINTED_ROUNDING = 0.1
-# The most tokens of a batch of recent trainings of language models, and parameters from which models are meant.
-# Source: Hugging Face, The Ultra-Scale Playbook: 4 to 60 million tokens; the smallest above with 4 million has 1.2e9.
-MOST_RECENT_TOKENS, RECENT_PARAMETERS = 60e6, 1e9
-RECENT = "recent trainings: Hugging Face, The Ultra-Scale Playbook"
 
 
 def find_usual_batch(num_parameters: float) -> UsualBatch | None:

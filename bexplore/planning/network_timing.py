@@ -44,6 +44,7 @@ LONGEST_ROUND_S = 10.0  # seconds of a collective, beyond which no larger one is
 LINK_BYTES = 64 * 2**20
 LINK_ROUNDS = 9  # enough for quartiles that one disturbed round does not move
 TIMEOUT = timedelta(minutes=5)
+HEADS = f"{'collective':<15} {'size':>9}  {'median':>13} {'algorithm':>11} {'bus':>11}  spread"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,9 +243,6 @@ def _time_send(ranks: Ranks, tensor: torch.Tensor, senders: set[int]) -> float |
     dist.recv(tensor, previous)
     ranks.synchronize()
     return time.perf_counter() - began
-
-
-HEADS = f"{'collective':<15} {'size':>9}  {'median':>13} {'algorithm':>11} {'bus':>11}  spread"
 
 
 def _format_row(timed: TimedCollective) -> str:

@@ -32,6 +32,7 @@ LEAST_BURST, MOST_BURST = 1.2, 100.0  # times the seconds of a round
 TRACE_ERROR_SD = 0.08  # of the simulated trace's two terms, as a fraction
 CPU_PASSES_S, GPU_PASSES_S = (0.1, 10.0), (0.02, 1.0)  # of the smallest and of the largest size that fits
 QUIET_RUN_SD, QUIET_PASS_SDS = 0.003, (0.003, 0.01)  # of a machine of one's own, ln
+BURST_SHARE = 0.05
 
 
 class Family(StrEnum):
@@ -52,9 +53,6 @@ class Family(StrEnum):
     FEW = "few"
     CPU_LIKE = "cpu_like"
     GPU_LIKE = "gpu_like"
-
-
-BURST_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,18 @@ WORTHLESS = 0.004
 # The noise draws are the same at every decision (common random numbers), so that the order of candidates does not
 # depend on chance in the draws. Source: arbitrary; from the search's seed, each seed would replay another search.
 NOISE_SEED = 11
+# Noise of passes beyond which a machine is shared, and drifts. Source: that of a machine of one's own, `PASS_SD`.
+SHARED_PASS_SD = PASS_SD
+# Source: sensitivity.md. Sizes beside a contender; probability of being near the best below which a size is left out; a
+# size is as good a comparison as the leader from this share of its probability on.
+MOST_OTHERS = 3
+MIN_NEAR_BEST = 0.1
+AS_LIKELY = 0.75
+# A round with a further contender must stay short beside the drift; two sizes with a longer round are timed alone.
+# Source: on a shared machine of two cores the standard deviation of ln(A / B) of equal work was 5.2 % in rounds of 8 s,
+# and 8.7 % in rounds of 16 s, as in separate visits; sensitivity.md.
+MAX_ROUND_S = 4.0
+MAX_ROUND_OF_TWO_S = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,21 +259,6 @@ def fantasy(posterior: Posterior, item: Evidence) -> Evidence | None:
         compilation=item.compilation,
         variant=item.variant,
     )
-
-
-# sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
-# Noise of passes beyond which a machine is shared, and drifts. Source: that of a machine of one's own, `PASS_SD`.
-SHARED_PASS_SD = PASS_SD
-# Source: sensitivity.md. Sizes beside a contender; probability of being near the best below which a size is left out; a
-# size is as good a comparison as the leader from this share of its probability on.
-MOST_OTHERS = 3
-MIN_NEAR_BEST = 0.1
-AS_LIKELY = 0.75
-# A round with a further contender must stay short beside the drift; two sizes with a longer round are timed alone.
-# Source: on a shared machine of two cores the standard deviation of ln(A / B) of equal work was 5.2 % in rounds of 8 s,
-# and 8.7 % in rounds of 16 s, as in separate visits; sensitivity.md.
-MAX_ROUND_S = 4.0
-MAX_ROUND_OF_TWO_S = 12.0
 
 
 def interleaved_with(

@@ -22,6 +22,9 @@ UNSEEN_SAVING, SHARE_OF_NEW = 0.0015, 0.6
 # more than one of each candidate (a repeat: more than a share of that), or the winner was verified. Source:
 # benchmarks/results/stopping.md, what each limit costs in all.
 TIMES_BEYOND_TARGET, TIMES_BEYOND_A_SWEEP, REPEAT_SHARE_OF_SWEEP = 1.25, 4.0, 0.9
+# A probe's time limit is never below so many times what it is expected to take. Source: benchmarks/results/
+# sensitivity.md; expectations of an unseen size are off by up to a factor of two in simulated searches.
+TIME_LIMIT_SLACK = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +119,6 @@ def _challenger(posterior: Posterior, leader: int) -> int:
     rivals = np.where((posterior.measured > 0) & posterior.open, posterior.mean, -np.inf)
     rivals[leader] = -np.inf
     return int(np.argmax(rivals)) if np.isfinite(rivals).any() else leader
-
-
-# A probe's time limit is never below so many times what it is expected to take. Source: benchmarks/results/
-# sensitivity.md; expectations of an unseen size are off by up to a factor of two in simulated searches.
-TIME_LIMIT_SLACK = 3.0
 
 
 class StopReason(StrEnum):

@@ -35,6 +35,11 @@ LADDER_STEP = 1.1
 BOUNDARY_QUANTILES = np.linspace(0.02, 0.98, 11)
 NUM_BELOW_LIMIT = 6
 BOUNDARY_STREAM, RUNS_STREAM = 1, 2  # of random numbers; others are those of `throughput`. Source: arbitrary
+QUANTILES = (0.05, 0.95)  # Source: a convention: nine of ten curves lie inside the band
+# The band is drawn where a size fits with at least this probability, and up to this factor beyond the largest size that
+# ran: the posterior is vague further out. Source: a choice of presentation, which no decision depends on.
+SHOWN_IF_FITS = 0.02
+SHOWN_BEYOND = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -297,13 +302,6 @@ def _just_below(candidates: NDArray[np.int64], wanted: Array) -> NDArray[np.int6
     """Return, for each wanted size, the largest candidate that is not above it; the smallest where there is none."""
     below = np.searchsorted(candidates, wanted + 1e-9, side="right") - 1
     return candidates[np.clip(below, 0, len(candidates) - 1)]
-
-
-QUANTILES = (0.05, 0.95)  # Source: a convention: nine of ten curves lie inside the band
-# The band is drawn where a size fits with at least this probability, and up to this factor beyond the largest size that
-# ran: the posterior is vague further out. Source: a choice of presentation, which no decision depends on.
-SHOWN_IF_FITS = 0.02
-SHOWN_BEYOND = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,9 @@ ROUGH_OWN_SHARE = 0.3  # of the rough variance, which a size does not share with
 PROBE_NOISE_RATIOS = ((0.3, 0.20), (1.0, 0.65), (3.0, 0.15))
 LEAST_PASS_SD, MOST_PASS_SD = 0.005, 0.1
 CLIFF_SMOOTH, CLIFF_ROUGH = (2, 5), 1  # indices of points that a cliff is combined with. Source: the middle ones
+# ln(samples/s) of a variant beyond what its operations let expect: of all its sizes, per e-fold of the size, of a size
+# alone. Source: benchmarks/results/sensitivity.md, variants; narrower than the simulated jobs there.
+LEVEL_SD, TILT_SD, OWN_SD = 0.15, 0.04, 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,11 +224,6 @@ def rough_draws(logs: Array, normal: NDArray[np.float32], own_normal: NDArray[np
     factor = np.tril(np.exp(np.minimum(logs[None, :] - logs[:, None], 0.0) / ROUGH_LENGTH)) * new
     shared = normal @ np.asarray(np.sqrt(1 - ROUGH_OWN_SHARE) * factor, dtype=np.float32).T
     return shared + np.float32(np.sqrt(ROUGH_OWN_SHARE)) * own_normal
-
-
-# ln(samples/s) of a variant beyond what its operations let expect: of all its sizes, per e-fold of the size, of a size
-# alone. Source: benchmarks/results/sensitivity.md, variants; narrower than the simulated jobs there.
-LEVEL_SD, TILT_SD, OWN_SD = 0.15, 0.04, 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ TRIED_AGAIN = 0.15  # P(a size fails alone) from which it is tried again. Source
 STAND_IN = 1.1  # times a size is one that serves as well. Source: `posterior.LADDER_STEP`
 MOST_EXTENSION = 64  # sizes. Source: resolves 7 % of a size over a range of a hundred
 FAILURES = (Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.TIMED_OUT)  # not finite: chance and numbers cause it
+MOST_SIZE = 4096  # up to which other sizes than candidates are looked at. Source: `space.DENSE_LIMIT`
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +218,6 @@ def _beside(space: Space, belief: RunBelief) -> list[int]:
     found = between[probability >= 0.5 * best]
     at = np.unique(np.round(np.geomspace(1, len(found), MOST_EXTENSION)).astype(np.int64)) - 1
     return [int(size) for size in found[at]]
-
-
-MOST_SIZE = 4096  # up to which other sizes than candidates are looked at. Source: `space.DENSE_LIMIT`
 
 
 def _clues(failures: Sequence[Evidence], max_samples: Sequence[int]) -> Clues:

@@ -12,6 +12,78 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+# Prior weights among programs of which some size fails for a reason of its own. Source: the figures of
+# benchmarks/results/structured_failures.md are those of these values, which were set by hand and not varied one by one.
+ALL_WEIGHT = 0.30  # the failure is isolated, or the end of the range. Source: benchmarks/results/structured_failures.md
+NONE_WEIGHT = 0.30  # Source: likewise, structured_failures.md in benchmarks/results
+MULTIPLES_WEIGHT, AT_LEAST_WEIGHT, REMAINDER_WEIGHT = 0.30, 0.15, 0.10  # Source: benchmarks/results, likewise
+POWERS_WEIGHT, DIVISORS_WEIGHT = 0.02, 0.003  # Source: benchmarks/results/structured_failures.md
+# Among multiples of k, the weight of k is its family's over k to this power. Source: tiles of kernels, groups and pairs
+# are powers of two (NVIDIA, "Matrix multiplication background", 2023: 8, 16, 64 and 128); group sizes are small.
+FAMILY_WEIGHTS = {1: 8.0, 3: 2.0, 5: 1.0}  # odd part of k. Source: the line above
+OTHER_FAMILY_WEIGHT, FAMILY_POWER = 0.3, 0.5  # Source: the lines above
+MOST_MULTIPLE, MOST_ODD_MULTIPLE = 512, 64  # Source: a file of half a thousand groups is none that we have seen
+MOST_LEAST = 64  # Source: likewise: the k of "at least k"; 2 has as much weight as all others
+MOST_MODULUS = 12  # of a remainder. Source: beyond, the sizes that fail are isolated among those that run
+# Batches and queues of which sizes must be divisors. Source: round numbers; powers of two are a rule of their own.
+ROUND_NUMBERS = (60, 96, 100, 120, 192, 240, 360, 480, 500, 720, 960, 1000)
+
+# Weight that a text gives to the rule it names, to one that it only suggests, and to a broken program whose error is
+# one of programming. The prior weights of all rules are near 1 in sum. Source: benchmarks/structured_failures.py.
+NAMED, SUGGESTED, PROGRAMMING = 20.0, 1.0, 30.0
+LARGEST_NUMBER = 2**31  # Source: beyond are addresses and seeds
+
+# Source: errors that no size of a batch mends (docs.python.org, built-in exceptions; PyTorch, `addmm`).
+_PROGRAMMING = re.compile(
+    r"\b(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|AttributeError|SyntaxError|IndentationError|"
+    r"KeyError|FileNotFoundError|PermissionError|NotImplementedError|TypeError)\b|shapes cannot be multiplied"
+)
+_LOCATION = re.compile(r"\s*\([^()]*:\d+\)$")  # where the error was raised, which the engine appends
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_NUMBER = r"(?<![\w.])(\d+)(?![\w]|\.\d)"
+
+# Public messages. "divisible by": TRL, `GRPOConfig` ("must be evenly divisible by the number of generations per prompt
+# (8)"); Transformer Engine, `assert_dim_for_fp8_exec` ("height divisible by 8 and width divisible by 16"); PyTorch,
+# `torch._scaled_mm` ("Expected trailing dimension of mat1 to be divisible by 16"), GroupNorm and torchao ("divisble");
+# DeepSpeed ("is not equal to micro_batch_per_gpu * gradient_acc_step * world_size"); einops ("can't divide axis of
+# length 3 in chunks of 8"). MoCo, `_dequeue_and_enqueue`: `assert self.K % batch_size == 0`.
+_DIVISIBLE = r"(?:divisi?ble|divided|aligned)(?: \w+)? (?:by|to)|multiples? of|in chunks of|groups? of"
+_BY_NUMBER = re.compile(rf"(?:{_DIVISIBLE})\D{{0,60}}?{_NUMBER}", re.IGNORECASE)
+_NUMBER_BY = re.compile(rf"{_NUMBER}\D{{0,40}}(?:{_DIVISIBLE})", re.IGNORECASE)
+_DIVISIBLE_AT_ALL = re.compile(rf"{_DIVISIBLE}|\bdivid(?:e|es|isor)", re.IGNORECASE)
+_WHOLE_BY_BATCH = re.compile(
+    r"(?:queue|memory bank|bank|buffer|global|total|effective)[^.]{0,60}?(?:divisi?ble by|multiple of)[^.]{0,40}?"
+    r"(?:micro[-_ ]?)?(?:batch|bs\b)",
+    re.IGNORECASE,
+)
+# `self.K % batch_size == 0`, `4096 % 3 != 0`, `n % 8`: of an assertion, or of a condition that raises.
+_MODULO = re.compile(r"([\w.\[\]()]+)\s*%\s*\(?\s*([\w.]+)[)\s]*(?:(==|!=|>)\s*(\d+))?")
+_ASSERTION, _CONDITION = re.compile(r"^assert\b"), re.compile(r"^(?:el)?if\b.*\braise\b")
+_ORDERED = re.compile(r"([\w.()\[\]]+)\s*(>=|<=|>|<)\s*(\d+)")
+_BATCH_NAME = re.compile(r"batch|\bbs\b|\bn\b|\bb\b|len\(|shape\[0\]|size\(0\)", re.IGNORECASE)
+_EVEN = re.compile(r"\b(?:an? )?even\b(?! (?:if|though|when|with))(?=[^.]{0,60}\b(?:size|number|batch|sample))|"
+                   r"\b(?:size|number|batch|samples?)[^.]{0,60}\beven\b(?! (?:if|though|when|with))|"
+                   r"\bodd (?:batch|number|size)|\bin pairs\b", re.IGNORECASE)  # fmt: skip
+_POWER = re.compile(r"powers? of (?:two|2)", re.IGNORECASE)
+# PyTorch, `torch.nn.functional._verify_batch_size`; scikit-learn, "Found array with 1 sample(s) ... a minimum of 2".
+_PER_CHANNEL = re.compile(r"more than 1 (?:value per channel|spatial element|sample)|requires at least 2 samples", re.I)
+_AT_LEAST = re.compile(rf"(?:at least|minimum(?: \w+)? of|no fewer than|not less than)\D{{0,20}}?{_NUMBER}", re.I)
+_MORE_THAN = re.compile(rf"(?:more than|greater than|larger than|exceed)\D{{0,20}}?{_NUMBER}", re.IGNORECASE)
+_OR_EQUAL = re.compile(r"(?:greater|larger|more|bigger) than or equal", re.IGNORECASE)
+_AT_MOST = re.compile(
+    rf"(?:at most|no more than|up to|exceeds?|maximum(?: [\w-]+){{0,3}}? (?:of|is)|less than or equal to|"
+    rf"smaller than or equal to|only (?:has|have|holds)|"
+    rf"out of (?:bounds|range).{{0,40}}? with size)\D{{0,30}}?{_NUMBER}",
+    re.IGNORECASE,
+)
+_MUST = re.compile(r"must|should|expected|requires?|needs?|has to|at least", re.IGNORECASE)
+# PyTorch, `view` and `reshape`; a slice of every second sample against the others; `stack` of unequal chunks.
+_VIEW = re.compile(r"shape '\[([-\d, ]+)\]' is invalid for input of size (\d+)")
+_UNEQUAL = re.compile(
+    r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)|"
+    r"equal size, but got \[(\d+).*?\] at entry 0 and \[(\d+)"
+)
+
 
 class RuleKind(StrEnum):
     """The form of a rule, in which k is its number and r its remainder."""
@@ -80,23 +152,6 @@ class SizeRule:
                 return "every size"
 
 
-# Prior weights among programs of which some size fails for a reason of its own. Source: the figures of
-# benchmarks/results/structured_failures.md are those of these values, which were set by hand and not varied one by one.
-ALL_WEIGHT = 0.30  # the failure is isolated, or the end of the range. Source: benchmarks/results/structured_failures.md
-NONE_WEIGHT = 0.30  # Source: likewise, structured_failures.md in benchmarks/results
-MULTIPLES_WEIGHT, AT_LEAST_WEIGHT, REMAINDER_WEIGHT = 0.30, 0.15, 0.10  # Source: benchmarks/results, likewise
-POWERS_WEIGHT, DIVISORS_WEIGHT = 0.02, 0.003  # Source: benchmarks/results/structured_failures.md
-# Among multiples of k, the weight of k is its family's over k to this power. Source: tiles of kernels, groups and pairs
-# are powers of two (NVIDIA, "Matrix multiplication background", 2023: 8, 16, 64 and 128); group sizes are small.
-FAMILY_WEIGHTS = {1: 8.0, 3: 2.0, 5: 1.0}  # odd part of k. Source: the line above
-OTHER_FAMILY_WEIGHT, FAMILY_POWER = 0.3, 0.5  # Source: the lines above
-MOST_MULTIPLE, MOST_ODD_MULTIPLE = 512, 64  # Source: a file of half a thousand groups is none that we have seen
-MOST_LEAST = 64  # Source: likewise: the k of "at least k"; 2 has as much weight as all others
-MOST_MODULUS = 12  # of a remainder. Source: beyond, the sizes that fail are isolated among those that run
-# Batches and queues of which sizes must be divisors. Source: round numbers; powers of two are a rule of their own.
-ROUND_NUMBERS = (60, 96, 100, 120, 192, 240, 360, 480, 500, 720, 960, 1000)
-
-
 @lru_cache(maxsize=1)
 def prior_weights() -> Mapping[SizeRule, float]:
     """Return the weight of each rule before anything is known of a program but that some size of it fails."""
@@ -128,63 +183,6 @@ def _weigh_multiples() -> dict[int, float]:
 def _shares(total: float, weights: Mapping[SizeRule, float]) -> dict[SizeRule, float]:
     whole = sum(weights.values())
     return {rule: total * weight / whole for rule, weight in weights.items()}
-
-
-# Weight that a text gives to the rule it names, to one that it only suggests, and to a broken program whose error is
-# one of programming. The prior weights of all rules are near 1 in sum. Source: benchmarks/structured_failures.py.
-NAMED, SUGGESTED, PROGRAMMING = 20.0, 1.0, 30.0
-LARGEST_NUMBER = 2**31  # Source: beyond are addresses and seeds
-
-# Source: errors that no size of a batch mends (docs.python.org, built-in exceptions; PyTorch, `addmm`).
-_PROGRAMMING = re.compile(
-    r"\b(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|AttributeError|SyntaxError|IndentationError|"
-    r"KeyError|FileNotFoundError|PermissionError|NotImplementedError|TypeError)\b|shapes cannot be multiplied"
-)
-_LOCATION = re.compile(r"\s*\([^()]*:\d+\)$")  # where the error was raised, which the engine appends
-_HEX = re.compile(r"0x[0-9a-fA-F]+")
-_NUMBER = r"(?<![\w.])(\d+)(?![\w]|\.\d)"
-
-# Public messages. "divisible by": TRL, `GRPOConfig` ("must be evenly divisible by the number of generations per prompt
-# (8)"); Transformer Engine, `assert_dim_for_fp8_exec` ("height divisible by 8 and width divisible by 16"); PyTorch,
-# `torch._scaled_mm` ("Expected trailing dimension of mat1 to be divisible by 16"), GroupNorm and torchao ("divisble");
-# DeepSpeed ("is not equal to micro_batch_per_gpu * gradient_acc_step * world_size"); einops ("can't divide axis of
-# length 3 in chunks of 8"). MoCo, `_dequeue_and_enqueue`: `assert self.K % batch_size == 0`.
-_DIVISIBLE = r"(?:divisi?ble|divided|aligned)(?: \w+)? (?:by|to)|multiples? of|in chunks of|groups? of"
-_BY_NUMBER = re.compile(rf"(?:{_DIVISIBLE})\D{{0,60}}?{_NUMBER}", re.IGNORECASE)
-_NUMBER_BY = re.compile(rf"{_NUMBER}\D{{0,40}}(?:{_DIVISIBLE})", re.IGNORECASE)
-_DIVISIBLE_AT_ALL = re.compile(rf"{_DIVISIBLE}|\bdivid(?:e|es|isor)", re.IGNORECASE)
-_WHOLE_BY_BATCH = re.compile(
-    r"(?:queue|memory bank|bank|buffer|global|total|effective)[^.]{0,60}?(?:divisi?ble by|multiple of)[^.]{0,40}?"
-    r"(?:micro[-_ ]?)?(?:batch|bs\b)",
-    re.IGNORECASE,
-)
-# `self.K % batch_size == 0`, `4096 % 3 != 0`, `n % 8`: of an assertion, or of a condition that raises.
-_MODULO = re.compile(r"([\w.\[\]()]+)\s*%\s*\(?\s*([\w.]+)[)\s]*(?:(==|!=|>)\s*(\d+))?")
-_ASSERTION, _CONDITION = re.compile(r"^assert\b"), re.compile(r"^(?:el)?if\b.*\braise\b")
-_ORDERED = re.compile(r"([\w.()\[\]]+)\s*(>=|<=|>|<)\s*(\d+)")
-_BATCH_NAME = re.compile(r"batch|\bbs\b|\bn\b|\bb\b|len\(|shape\[0\]|size\(0\)", re.IGNORECASE)
-_EVEN = re.compile(r"\b(?:an? )?even\b(?! (?:if|though|when|with))(?=[^.]{0,60}\b(?:size|number|batch|sample))|"
-                   r"\b(?:size|number|batch|samples?)[^.]{0,60}\beven\b(?! (?:if|though|when|with))|"
-                   r"\bodd (?:batch|number|size)|\bin pairs\b", re.IGNORECASE)  # fmt: skip
-_POWER = re.compile(r"powers? of (?:two|2)", re.IGNORECASE)
-# PyTorch, `torch.nn.functional._verify_batch_size`; scikit-learn, "Found array with 1 sample(s) ... a minimum of 2".
-_PER_CHANNEL = re.compile(r"more than 1 (?:value per channel|spatial element|sample)|requires at least 2 samples", re.I)
-_AT_LEAST = re.compile(rf"(?:at least|minimum(?: \w+)? of|no fewer than|not less than)\D{{0,20}}?{_NUMBER}", re.I)
-_MORE_THAN = re.compile(rf"(?:more than|greater than|larger than|exceed)\D{{0,20}}?{_NUMBER}", re.IGNORECASE)
-_OR_EQUAL = re.compile(r"(?:greater|larger|more|bigger) than or equal", re.IGNORECASE)
-_AT_MOST = re.compile(
-    rf"(?:at most|no more than|up to|exceeds?|maximum(?: [\w-]+){{0,3}}? (?:of|is)|less than or equal to|"
-    rf"smaller than or equal to|only (?:has|have|holds)|"
-    rf"out of (?:bounds|range).{{0,40}}? with size)\D{{0,30}}?{_NUMBER}",
-    re.IGNORECASE,
-)
-_MUST = re.compile(r"must|should|expected|requires?|needs?|has to|at least", re.IGNORECASE)
-# PyTorch, `view` and `reshape`; a slice of every second sample against the others; `stack` of unequal chunks.
-_VIEW = re.compile(r"shape '\[([-\d, ]+)\]' is invalid for input of size (\d+)")
-_UNEQUAL = re.compile(
-    r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)|"
-    r"equal size, but got \[(\d+).*?\] at entry 0 and \[(\d+)"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
