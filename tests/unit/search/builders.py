@@ -7,8 +7,17 @@ from collections.abc import Callable
 
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.search.evidence import Evidence
+from bexplore.search.loop import run_search
+from bexplore.search.result import Result
+from bexplore.search.settings import SearchSettings
+from bexplore.search.space import Space, default_candidates
 
 GIB = 2**30
+# The search runs the training's own program, so that nothing is left to verify.
+EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
+FEW = Space.from_sizes([1, 2, 4, 8, 16, 32, 64])
+TO_16 = Space.from_sizes([1, 2, 4, 8, 16])
+MANY = Space.from_sizes(default_candidates(1, 512))
 
 
 def measured(size: int, samples_per_s: float, **fields) -> Evidence:
@@ -56,6 +65,21 @@ class CurveRunner:
         )
 
 
+def result_of(
+    runner: Callable[[Probe], Observation], space: Space = FEW, settings: SearchSettings = EXACT, **options
+) -> Result:
+    """What a search ends with."""
+    *_, last = run_search(runner, space=space, settings=settings, **options)
+    assert isinstance(last, Result)
+    return last
+
+
 def failed(probe: Probe, outcome: Outcome, reason: str, **fields) -> Observation:
     """An answer without times."""
     return Observation(probe=probe, outcome=outcome, reason=reason, elapsed_s=1.0, **fields)
+
+
+def answer_best_at_8(probe: Probe) -> Observation:
+    """Faster up to 8 samples, slower beyond."""
+    pass_s = 0.1 + 0.01 * probe.micro_batch_size if probe.micro_batch_size <= 8 else 1.0
+    return Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=(pass_s,) * 5, elapsed_s=1.0)

@@ -19,9 +19,8 @@ from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
-from tests.unit.search.builders import CurveRunner, measured, saturating
+from tests.unit.search.builders import EXACT, CurveRunner, measured, saturating
 
-EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SHARED = SearchSettings(search_compilation=Compilation.SHARED, user_compilation=Compilation.SHARED, verify_exact=False)
 LADDER = Space.from_sizes([8, 16, 32, 64, 128, 192, 256])
 RISING = {8: 100.0, 16: 180.0, 32: 300.0, 64: 410.0, 128: 480.0, 256: 1.0}

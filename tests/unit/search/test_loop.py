@@ -25,19 +25,20 @@ from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.result import ProbeFinished, ProbeStarted, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
-from tests.builders import observed
-from tests.unit.search.builders import CurveRunner, failed, measured, saturating
+from tests.unit.search.builders import (
+    EXACT,
+    FEW,
+    MANY,
+    TO_16,
+    CurveRunner,
+    answer_best_at_8,
+    failed,
+    measured,
+    result_of,
+    saturating,
+)
 
-EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SHARED = SearchSettings()
-FEW = Space.from_sizes([1, 2, 4, 8, 16, 32, 64])
-MANY = Space.from_sizes(default_candidates(1, 512))
-
-
-def result_of(runner: Callable[[Probe], Observation], space: Space = FEW, **options) -> Result:
-    *_, last = run_search(runner, space=space, settings=options.pop("settings", EXACT), **options)
-    assert isinstance(last, Result)
-    return last
 
 
 def test_each_probe_is_announced_recorded_answered_and_then_recommended():
@@ -446,24 +447,13 @@ def test_contenders_that_noise_hides_are_interleaved_and_noise_is_told():
     assert result.stop_reason in ("target_confidence", "max_probes", "costs_more_than_it_saves")
 
 
-SPACE = Space.from_sizes([1, 2, 4, 8, 16])
-
-
-def answers(probe: Probe) -> Observation:
-    """Faster up to 8 samples, slower beyond."""
-    pass_s = 0.1 + 0.01 * probe.micro_batch_size if probe.micro_batch_size <= 8 else 1.0
-    return observed(probe.micro_batch_size, number=probe.number).__class__(
-        probe=probe, outcome=Outcome.MEASURED, pass_times_s=(pass_s,) * 5, elapsed_s=1.0
-    )
-
-
 def test_a_winner_that_fails_its_exact_run_is_not_recommended():
     def runner(probe: Probe) -> Observation:
         if probe.purpose is Purpose.VERIFY and probe.micro_batch_size >= 8:
             return Observation(probe=probe, outcome=Outcome.OUT_OF_MEMORY, reason="its second step", elapsed_s=1.0)
-        return answers(probe)
+        return answer_best_at_8(probe)
 
-    events = list(loop.run_search(runner, space=SPACE, settings=SearchSettings(max_probes=12)))
+    events = list(loop.run_search(runner, space=TO_16, settings=SearchSettings(max_probes=12)))
 
     verified = [
         item.observation
@@ -474,15 +464,11 @@ def test_a_winner_that_fails_its_exact_run_is_not_recommended():
     assert events[-1].recommendation.micro_batch_size == verified[-1].micro_batch_size == 4
 
 
-def probe(size: int, **fields) -> Probe:
-    return Probe(number=0, micro_batch_size=size, compilation=Compilation.EAGER, max_passes=2, **fields)
-
-
 def test_a_model_that_trains_at_odd_sizes_only_is_explored_at_those():
     def runner(probe: Probe) -> Observation:
         if probe.micro_batch_size % 2 == 0:
             return Observation(probe=probe, outcome=Outcome.CRASHED, reason="ValueError: odd only", elapsed_s=1.0)
-        return answers(probe)
+        return answer_best_at_8(probe)
 
     *_, result = loop.run_search(runner, space=Space.from_sizes(range(1, 10)), settings=SearchSettings(max_probes=16))
 

@@ -17,19 +17,12 @@ from bexplore.search.policy.decide import decide
 from bexplore.search.policy.decision import TIMES_BEYOND_A_SWEEP, StopReason
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.posterior.posterior import fit_posterior
-from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
-from tests.unit.search.builders import CurveRunner, failed, measured
+from tests.unit.search.builders import EXACT, CurveRunner, failed, measured, result_of
 
-EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 PLATEAU = {12: 175.0, 32: 192.0, 36: 196.0, 60: 186.0, 64: 181.0, 124: 164.0, 128: 165.0, 132: 165.0}
-
-
-def result_of(runner, space: Space, **options) -> Result:
-    *_, result = run_search(runner, space=space, **({"settings": EXACT} | options))
-    return result
 
 
 @pytest.mark.parametrize("size", [12, 64, 124, 128, 132])

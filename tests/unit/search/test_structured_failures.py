@@ -7,16 +7,14 @@ import dataclasses
 import pytest
 
 from bexplore.errors import UserProgramError
-from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, Result
-from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.testing.failures import FailureKind, StructuredFailure
-from tests.unit.search.builders import CurveRunner, failed, saturating
+from tests.unit.search.builders import EXACT, CurveRunner, failed, result_of, saturating
 
-ONE_PROGRAM = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 KINDS = {
     "groups of 8": (lambda n: n % 8 == 0, "multiples of 8"),
     "even sizes": (lambda n: n % 2 == 0, "even sizes"),
@@ -40,12 +38,6 @@ class FailingRunner(CurveRunner):
         if self.runs(probe.micro_batch_size):
             return answer
         return failed(probe, Outcome.CRASHED, "ValueError: bad input (model.py:8)")
-
-
-def result_of(runner, space: Space, **settings) -> Result:
-    *_, last = run_search(runner, space=space, settings=dataclasses.replace(ONE_PROGRAM, **settings))
-    assert isinstance(last, Result)
-    return last
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +76,7 @@ def test_a_text_that_names_the_rule_saves_the_probes_that_would_find_it():
 def test_one_crash_in_the_middle_neither_ends_the_range_nor_moves_scores():
     runs = {size: size <= 12 and size % 5 != 0 for size in range(1, 17)}
     runner, sizes, scores = FailingRunner(runs.get), [], []
-    for event in run_search(runner, space=Space.from_sizes(runs), settings=ONE_PROGRAM):
+    for event in run_search(runner, space=Space.from_sizes(runs), settings=EXACT):
         if isinstance(event, Recommendation):
             scores.append(event.confidence)
             sizes.append(event.micro_batch_size)
@@ -121,12 +113,12 @@ def test_a_resumed_search_makes_the_decisions_of_an_uninterrupted_one(tmp_path):
     run = RunRecord(storage=tmp_path / "study.log")
     seen = [
         event.observation
-        for event in run_search(answers(first), space=space, settings=ONE_PROGRAM, run=run)
+        for event in run_search(answers(first), space=space, settings=EXACT, run=run)
         if isinstance(event, ProbeFinished)
     ]
     second = CurveRunner()
     resumed = dataclasses.replace(run, storage=tmp_path / "study.log", history=seen)
-    *_, last = run_search(answers(second), space=space, settings=ONE_PROGRAM, run=resumed)
+    *_, last = run_search(answers(second), space=space, settings=EXACT, run=resumed)
 
     assert isinstance(last, Result) and last.recommendation is not None
     assert second.sizes == []

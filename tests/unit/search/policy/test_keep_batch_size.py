@@ -16,12 +16,10 @@ from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted, Result, SearchEnded
 from bexplore.search.settings import SearchSettings
-from bexplore.search.space import Space, default_candidates, largest_wanted
+from bexplore.search.space import Space, largest_wanted
 from bexplore.search.study.sampler import BexploreSampler, open_study
 from bexplore.search.study.trials import read_evidence
-from tests.unit.search.builders import CurveRunner, failed, measured, saturating
-
-MANY = Space.from_sizes(default_candidates(1, 512))
+from tests.unit.search.builders import MANY, CurveRunner, failed, measured, saturating
 
 
 def peaked(size: int) -> float:

@@ -9,15 +9,11 @@ import pytest
 from optuna.trial import TrialState
 
 from bexplore.errors import UserInputError
-from bexplore.measurement.probe import Compilation
 from bexplore.search import loop
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space, default_candidates
 from bexplore.search.study.sampler import BexploreSampler, open_study
-from tests.unit.search.builders import CurveRunner, saturating
-
-SETTINGS = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
-SPACE = Space.from_sizes(default_candidates(1, 512))
+from tests.unit.search.builders import EXACT, MANY, CurveRunner, saturating
 
 
 def ask(study: optuna.Study) -> tuple[optuna.Trial, int]:
@@ -25,8 +21,8 @@ def ask(study: optuna.Study) -> tuple[optuna.Trial, int]:
     return trial, trial.suggest_int("micro_batch_size", 1, 512)
 
 
-def in_memory(space: Space = SPACE, **options) -> optuna.Study:
-    return open_study(BexploreSampler(space, SETTINGS, **options))
+def in_memory(space: Space = MANY, **options) -> optuna.Study:
+    return open_study(BexploreSampler(space, EXACT, **options))
 
 
 def answer(study: optuna.Study, trial: optuna.Trial, size: int, *, largest: int = 300) -> None:
@@ -51,7 +47,7 @@ def test_a_fresh_sampler_on_the_same_storage_asks_for_the_same_sizes(tmp_path: P
     url = storage.format(tmp_path)
     resumed = []
     for _ in range(6):
-        resumed += sequence(open_study(BexploreSampler(SPACE, SETTINGS), storage=url), 1)
+        resumed += sequence(open_study(BexploreSampler(MANY, EXACT), storage=url), 1)
     assert resumed == expected
 
 
@@ -73,8 +69,8 @@ def test_an_asker_that_names_no_tie_is_left_the_best_choice():
 def test_askers_that_begin_at_the_same_moment_do_not_all_take_the_base():
     study = in_memory()
     study._storage.create_new_trial(study._study_id)  # is being asked for, and has no size yet
-    assert ask(study)[1] != SPACE.base
-    assert ask(in_memory())[1] == SPACE.base
+    assert ask(study)[1] != MANY.base
+    assert ask(in_memory())[1] == MANY.base
 
 
 def test_a_probe_whose_lease_has_ended_is_forgotten():
@@ -115,7 +111,7 @@ def test_a_failed_trial_of_anybodys_closes_its_own_size_alone():
 
 
 def test_a_plain_optimize_loop_finds_the_best_size():
-    study = optuna.create_study(direction="maximize", sampler=BexploreSampler(SPACE, SETTINGS))
+    study = optuna.create_study(direction="maximize", sampler=BexploreSampler(MANY, EXACT))
 
     def objective(trial: optuna.Trial) -> float:
         size = trial.suggest_int("micro_batch_size", 1, 512)
@@ -144,9 +140,9 @@ def test_any_other_parameter_is_refused():
 
 def test_a_stored_study_that_asks_another_question_is_refused(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/study.db"
-    open_study(BexploreSampler(SPACE, SETTINGS), storage=url)
+    open_study(BexploreSampler(MANY, EXACT), storage=url)
     with pytest.raises(UserInputError, match="tolerance") as caught:
-        open_study(BexploreSampler(SPACE, SearchSettings(tolerance=0.05)), storage=url)
+        open_study(BexploreSampler(MANY, SearchSettings(tolerance=0.05)), storage=url)
     assert "`fresh=True`" in caught.value.hint
 
 
@@ -159,7 +155,7 @@ def test_dashboards_read_samples_per_second_at_the_axis(tmp_path):
 def test_a_study_tells_what_became_of_probes_and_what_is_recommended(tmp_path):
     storage = f"sqlite:///{tmp_path}/study.db"
     space, runner = Space.from_sizes([1, 2, 4, 8]), CurveRunner(largest=4)
-    *_, result = loop.run_search(runner, space=space, settings=SETTINGS, run=loop.RunRecord(storage=storage))
+    *_, result = loop.run_search(runner, space=space, settings=EXACT, run=loop.RunRecord(storage=storage))
 
     study = optuna.load_study(study_name="bexplore", storage=storage)
     told = {trial.params["micro_batch_size"]: trial for trial in study.trials}
@@ -175,10 +171,10 @@ def test_a_study_tells_what_became_of_probes_and_what_is_recommended(tmp_path):
 
 def test_an_explorer_with_other_candidates_is_told_which_and_what_to_set(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
-    open_study(BexploreSampler(SPACE, SETTINGS), storage=url)
+    open_study(BexploreSampler(MANY, EXACT), storage=url)
     less_memory = Space.from_sizes(default_candidates(1, 256))
 
     with pytest.raises(UserInputError, match="largest 512 there, 256 here") as refused:
-        open_study(BexploreSampler(less_memory, SETTINGS), storage=url)
+        open_study(BexploreSampler(less_memory, EXACT), storage=url)
 
     assert "set max, and the same memory_budget" in refused.value.hint

@@ -10,29 +10,18 @@ import pytest
 
 from bexplore.errors import EngineError, UserInputError
 from bexplore.host import locks
-from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.run.journal import Journal
 from bexplore.search import loop
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.settings import SearchSettings
-from bexplore.search.space import Space
 from bexplore.search.study import storage, trials
 from bexplore.search.study.sampler import BexploreSampler, open_study
 from tests.builders import observed
-from tests.unit.search.builders import CurveRunner
-
-SPACE = Space.from_sizes([1, 2, 4, 8, 16])
+from tests.unit.search.builders import TO_16, answer_best_at_8
 
 
-def answers(probe: Probe) -> Observation:
-    """Faster up to 8 samples, slower beyond."""
-    pass_s = 0.1 + 0.01 * probe.micro_batch_size if probe.micro_batch_size <= 8 else 1.0
-    return observed(probe.micro_batch_size, number=probe.number).__class__(
-        probe=probe, outcome=Outcome.MEASURED, pass_times_s=(pass_s,) * 5, elapsed_s=1.0
-    )
-
-
-def explored(folder: Path, runner=answers, *, storage: Path | str | None = None, **options) -> loop.Result:
+def explored(folder: Path, runner=answer_best_at_8, *, storage: Path | str | None = None, **options) -> loop.Result:
     book = Journal(folder / "journal.jsonl")
     run = loop.RunRecord(
         storage=storage or folder / "study.log",
@@ -40,7 +29,7 @@ def explored(folder: Path, runner=answers, *, storage: Path | str | None = None,
         record=book.append,
         history=book.read(),
     )
-    *_, result = loop.run_search(runner, space=SPACE, run=run, **options)
+    *_, result = loop.run_search(runner, space=TO_16, run=run, **options)
     return result
 
 
@@ -84,8 +73,8 @@ def test_a_study_damaged_under_two_explorers_costs_neither_a_probe(tmp_path, dam
     books = [Journal(tmp_path / f"journal_{number}.jsonl") for number in range(2)]
     running = [
         loop.run_search(
-            answers,
-            space=SPACE,
+            answer_best_at_8,
+            space=TO_16,
             run=loop.RunRecord(storage=path, record=book.append, lock_path=tmp_path / ".lock"),
         )
         for book in books
@@ -105,7 +94,7 @@ def test_a_study_damaged_under_two_explorers_costs_neither_a_probe(tmp_path, dam
     for book in books:
         known = book.read()
         run = loop.RunRecord(storage=path, record=book.append, history=known, lock_path=tmp_path / ".lock")
-        *_, result = loop.run_search(answers, space=SPACE, run=run)
+        *_, result = loop.run_search(answer_best_at_8, space=TO_16, run=run)
         assert book.read()[: len(known)] == known
         assert result.recommendation.micro_batch_size == 8
 
@@ -132,8 +121,8 @@ def test_a_lock_that_is_held_too_long_is_an_error_that_names_the_file(tmp_path):
 
 
 def test_a_lease_is_renewed_by_its_probe_and_ends_with_its_explorer(tmp_path):
-    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask(BexploreSampler(SPACE).distributions)
+    asked = open_study(BexploreSampler(TO_16), storage=tmp_path / "study.log")
+    trial = asked.ask(BexploreSampler(TO_16).distributions)
 
     def lease_until() -> float:
         (running,) = asked.get_trials()
@@ -153,8 +142,8 @@ def test_a_lease_is_renewed_by_its_probe_and_ends_with_its_explorer(tmp_path):
 def test_a_probe_of_another_folder_of_this_host_is_left_to_its_explorer(tmp_path):
     folder, url = tmp_path / "own", f"sqlite:///{tmp_path}/study.db"
     folder.mkdir()
-    other = open_study(BexploreSampler(SPACE), storage=url)
-    trial = other.ask(BexploreSampler(SPACE).distributions)
+    other = open_study(BexploreSampler(TO_16), storage=url)
+    trial = other.ask(BexploreSampler(TO_16).distributions)
 
     with trials.hold_lease(other, trial, Probe(number=0, micro_batch_size=trial.params[trials.PARAMETER])):
         explored(folder, storage=url)
@@ -165,14 +154,14 @@ def test_a_probe_of_another_folder_of_this_host_is_left_to_its_explorer(tmp_path
 def test_replicas_that_a_probe_showed_are_known_to_every_explorer(tmp_path):
     path = tmp_path / "study.log"
     seen = dataclasses.replace(observed(4, number=0), details={"num_replicas": 8})
-    trials.rebuild(open_study(BexploreSampler(SPACE), storage=path), [seen], now=time.time())
+    trials.rebuild(open_study(BexploreSampler(TO_16), storage=path), [seen], now=time.time())
 
-    assert trials.read_num_replicas(open_study(BexploreSampler(SPACE), storage=path)) == 8
+    assert trials.read_num_replicas(open_study(BexploreSampler(TO_16), storage=path)) == 8
 
 
 @pytest.mark.promise("an explorer is killed while it chooses a size", "its trial misleads no other explorer")
 def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_path):
-    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
+    asked = open_study(BexploreSampler(TO_16), storage=tmp_path / "study.log")
     asked._storage.create_new_trial(asked._study_id)
 
     result = explored(tmp_path)
@@ -189,7 +178,7 @@ def test_an_explorer_stops_when_another_finds_enough_while_it_asks(tmp_path):
 
     def another_finishes() -> None:
         """Called between the decision to go on and the asking."""
-        other = open_study(BexploreSampler(SPACE, settings), storage=path)
+        other = open_study(BexploreSampler(TO_16, settings), storage=path)
         number = len(other.trials)
         if number < 2:
             trials.rebuild(other, [observed(2**n, number=n) for n in range(2)], now=time.time())
@@ -201,8 +190,8 @@ def test_an_explorer_stops_when_another_finds_enough_while_it_asks(tmp_path):
 
 
 def test_an_observation_told_after_its_trial_was_given_up_is_kept(tmp_path):
-    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask(BexploreSampler(SPACE).distributions)
+    asked = open_study(BexploreSampler(TO_16), storage=tmp_path / "study.log")
+    trial = asked.ask(BexploreSampler(TO_16).distributions)
     trials.abandon(asked, trial)
 
     trials.tell(asked, trial, observed(trial.params[trials.PARAMETER], number=trial.number))
@@ -212,8 +201,8 @@ def test_an_observation_told_after_its_trial_was_given_up_is_kept(tmp_path):
 
 
 def test_an_observation_told_from_the_journal_is_not_told_twice(tmp_path):
-    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask(BexploreSampler(SPACE).distributions)
+    asked = open_study(BexploreSampler(TO_16), storage=tmp_path / "study.log")
+    trial = asked.ask(BexploreSampler(TO_16).distributions)
     observation = observed(trial.params[trials.PARAMETER], number=trial.number)
 
     trials.rebuild(asked, [observation], now=time.time())
@@ -227,7 +216,7 @@ def test_a_storage_gone_in_mid_run_is_an_error_that_says_what_to_do(tmp_path):
     def runner(probe: Probe) -> Observation:
         (tmp_path / "study.log").unlink(missing_ok=True)
         (tmp_path / "study.log").mkdir()
-        return answers(probe)
+        return answer_best_at_8(probe)
 
     with pytest.raises(EngineError, match="the study's storage failed") as error:
         explored(tmp_path, runner)
@@ -247,7 +236,7 @@ def test_a_study_that_is_deleted_in_mid_run_is_put_back(tmp_path, times):
         asked.append(probe.number)
         if len(asked) in times:
             (tmp_path / "study.log").unlink()
-        return answers(probe)
+        return answer_best_at_8(probe)
 
     assert explored(tmp_path, runner).recommendation.micro_batch_size == 8
     assert asked == sorted(set(asked))
@@ -259,7 +248,7 @@ def test_a_study_that_is_deleted_in_mid_run_is_put_back(tmp_path, times):
 def test_a_study_that_two_explorers_share_is_put_back(tmp_path):
     book = Journal(tmp_path / "journal.jsonl")
     run = loop.RunRecord(storage=tmp_path / "study.log", record=book.append, lock_path=tmp_path / ".lock")
-    running = [loop.run_search(answers, space=SPACE, run=run) for _ in range(2)]
+    running = [loop.run_search(answer_best_at_8, space=TO_16, run=run) for _ in range(2)]
     for events in running:
         while not isinstance(next(events), loop.ProbeFinished):
             pass
@@ -273,14 +262,22 @@ def test_a_study_that_two_explorers_share_is_put_back(tmp_path):
 
 
 @pytest.mark.promise("study.log is emptied in the middle of a run", "one error; the next call goes on from the journal")
-def test_a_study_that_is_cut_off_in_mid_run_repeats_no_probe(tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "is_kept_aside"),
+    [
+        pytest.param(lambda data: b"", False, id="emptied"),
+        pytest.param(lambda data: data + b"\0\0 not a record\n{}\n", True, id="no records"),
+    ],
+)
+def test_a_study_damaged_in_use_is_one_error_and_repeats_no_probe(tmp_path, damage, is_kept_aside):
     asked: list[int] = []
+    path = tmp_path / "study.log"
 
     def runner(probe: Probe) -> Observation:
         asked.append(probe.number)
         if len(asked) == 2:
-            (tmp_path / "study.log").write_text("")
-        return answers(probe)
+            path.write_bytes(damage(path.read_bytes()))
+        return answer_best_at_8(probe)
 
     with pytest.raises(EngineError, match="the study's storage failed") as error:
         explored(tmp_path, runner)
@@ -288,6 +285,7 @@ def test_a_study_that_is_cut_off_in_mid_run_repeats_no_probe(tmp_path):
     assert "run the same command again" in error.value.hint
     assert explored(tmp_path, runner).recommendation.micro_batch_size == 8
     assert asked == sorted(set(asked))
+    assert (tmp_path / "study.log.damaged_1").exists() == is_kept_aside
 
 
 @pytest.mark.promise("a journal holds a probe's number twice", "the run goes on")
@@ -306,40 +304,6 @@ def test_a_database_without_its_driver_says_which_module_to_install():
         storage.open_storage("mysql://host/name")
 
     assert error.value.hint
-
-
-def probe(size: int, **fields) -> Probe:
-    return Probe(number=0, micro_batch_size=size, compilation=Compilation.EAGER, max_passes=2, **fields)
-
-
-def test_a_study_damaged_in_use_is_one_error_and_its_journal_goes_on(tmp_path):
-    asked: list[int] = []
-    curve = CurveRunner()
-
-    def damaging(search_specification: Probe) -> Observation:
-        asked.append(search_specification.number)
-        if search_specification.number == 2:
-            with (tmp_path / "study.log").open("ab") as study:
-                study.write(b"\0\0 not a record\n{}\n")
-        return curve(search_specification)
-
-    def explored(runner) -> loop.Result:
-        book = Journal(tmp_path / "journal.jsonl")
-        run = loop.RunRecord(
-            storage=tmp_path / "study.log", lock_path=tmp_path / ".lock", record=book.append, history=book.read()
-        )
-        *_, result = loop.run_search(runner, space=Space.from_sizes([1, 2, 4, 8]), run=run)
-        return result
-
-    with pytest.raises(EngineError, match="the study's storage failed") as error:
-        explored(damaging)
-    assert "run the same command again" in error.value.hint
-
-    result = explored(CurveRunner())
-
-    assert result.recommendation is not None
-    assert [item.probe.number for item in Journal(tmp_path / "journal.jsonl").read()][:3] == [0, 1, 2]
-    assert (tmp_path / "study.log.damaged_1").exists()
 
 
 def test_tables_that_another_explorer_makes_at_the_same_time_are_used(monkeypatch, tmp_path):
