@@ -217,11 +217,6 @@ def format_bandwidth(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:.3g} GB/s"
 
 
-def find_sent_share(backend: str, collective: Collective, num_ranks: int) -> float:
-    """Return the bytes that each rank really sends over the bytes of the tensor, by what the backend runs."""
-    return RUNS_INSTEAD.get((backend, collective), collective).sent_share(num_ranks)
-
-
 def explain_sent_bytes(backend: str, num_ranks: int) -> Iterator[str]:
     """Yield a sentence for each collective of which a backend sends other bytes than its bus bandwidth counts."""
     for (name, collective), runs in RUNS_INSTEAD.items():

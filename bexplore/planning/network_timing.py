@@ -35,7 +35,6 @@ from bexplore.units import format_bytes
 
 Report = Callable[[str], None]
 
-SMALLEST_BYTES = 2**20  # below 8 MiB latency decides: Source: stas00/ml-engineering, network benchmarks
 MIN_ROUNDS, MAX_ROUNDS = 5, 20  # Source: 20 iterations by default in nccl-tests; five have quartiles
 ROUNDS_S = 2.0  # seconds of rounds after which the fewest suffice
 BACK_TO_BACK_S = 0.02  # seconds of collectives in a round: well above the resolution of clocks and of a barrier

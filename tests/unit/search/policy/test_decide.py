@@ -15,8 +15,8 @@ from bexplore.search.posterior.joint import Variant, fit_joint
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
-from bexplore.testing.variants import draw_joint_world, joint_runner
 from tests.unit.search.builders import GIB, measured, saturating
+from tests.unit.search.joint_worlds import draw_joint_world, joint_runner
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 SETTINGS = SearchSettings(max_probes=30)
