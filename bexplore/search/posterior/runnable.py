@@ -56,7 +56,6 @@ class RunBelief:
     ran: tuple[int, ...]  # sizes that ran, ascending
     failed: tuple[int, ...]  # sizes that failed for reasons of their own, and never ran, ascending
     failed_once: tuple[int, ...]  # those of them that failed once, and which no candidate beside them can stand in for
-    named: Clues  # rules and ends that a text names
 
     @classmethod
     def from_evidence(cls, space: Space, evidence: Sequence[Evidence]) -> RunBelief | None:
@@ -93,7 +92,6 @@ class RunBelief:
             ran=tuple(sorted(ran)),
             failed=failed,
             failed_once=tuple(size for size in failed if counts[size] == 1 and not _has_stand_in(space, size)),
-            named=clues,
         )
 
     @cached_property
