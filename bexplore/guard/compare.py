@@ -86,8 +86,6 @@ LARGEST_SIZE = Rule(
 
 
 class _Value(NamedTuple):
-    """The value of a fact: as numbers, and for people."""
-
     numbers: Sequence[float]
     text: str
 

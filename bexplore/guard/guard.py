@@ -270,7 +270,6 @@ def _list_differences(before: Mapping[str, Any], after: Mapping[str, Any], keys:
 
 
 def _list_job_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """List the settings of the job that differ, a line each."""
     old, new = _flatten(before), _flatten(after)
     return _list_differences(old, new, sorted(old.keys() | new.keys()))
 

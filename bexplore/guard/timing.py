@@ -56,7 +56,6 @@ class Ratio:
     num_rounds: int  # number of values of all workers
 
     def __str__(self) -> str:
-        """Return the ratio and its interval, for people."""
         return f"{self.value:.3f}x [{self.low:.3f}, {self.high:.3f}]"
 
 

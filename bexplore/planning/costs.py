@@ -156,7 +156,6 @@ class StepCosts:
         return [size for size in sorted(known) if is_valid_global_batch_size(batch_size, size, num_replicas, rule)]
 
     def _between(self, replica_batch_size: int) -> list[int]:
-        """Return the sizes of a replica's batch whose cost is predicted."""
         return [size for size in sizes_that_keep(replica_batch_size, self.divisibility) if self.find_cost(size)]
 
 

@@ -162,7 +162,6 @@ def _time_all(ranks: Ranks, smallest: int, largest: int, report: Report) -> Iter
 
 
 def _limit_bytes(ranks: Ranks, num_bytes: int) -> int:
-    """Return a number of bytes, or the largest that every rank can hold."""
     is_cuda = ranks.device.type == "cuda"
     free = torch.cuda.mem_get_info(ranks.device)[0] if is_cuda else available_memory_bytes()
     (most,) = ranks.largest([-limit_tensor_bytes(free, 1 if is_cuda else ranks.num_here)])

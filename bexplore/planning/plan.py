@@ -96,7 +96,6 @@ def make_plans(
 
 
 def _check_request(costs: StepCosts, request: PlanRequest, network: NetworkFigures | None) -> None:
-    """Check that the request gives a speed and fits the job."""
     given = " and ".join(f"`{field}`" for field in request.speeds)
     require(
         not costs.is_measured or not given,
@@ -151,8 +150,6 @@ def _name_fields_without_effect(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planner:
-    """Makes the plans of a request."""
-
     costs: StepCosts
     request: PlanRequest
     network: NetworkFigures | None

@@ -172,7 +172,6 @@ def _scale(cost: PassCost, scale: float) -> PassCost:
 
 
 def _read_predicted(result: RunResult, meta: Mapping[str, Any]) -> PredictedSpeeds | None:
-    """Return the speeds that the search predicts of sizes that did not run."""
     band = result.search.throughput_band
     if band is None:
         return None

@@ -208,8 +208,6 @@ def _describe_division(layout: Layout) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepCommunication:
-    """The communication of a step."""
-
     pass_s: float  # seconds of a pass without it, before devices divide the work; with it where it was not timed apart
     exposed_s: float | None  # of a step, what computation does not hide; None where it is unknown
     basis: str = ""  # where it is from

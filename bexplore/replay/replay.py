@@ -96,7 +96,6 @@ class JobRunner:
     """Runs probes of all variants of a job, each with a runner of its own."""
 
     def __init__(self, runners: Sequence[ChargingRunner]) -> None:
-        """Take one runner for each variant, by its number."""
         self._runners = runners
 
     def __call__(self, probe: Probe) -> Observation:
@@ -113,7 +112,6 @@ class TableRunner:
     """Runs probes on a recorded curve, and adds up what they would have cost."""
 
     def __init__(self, curve: Curve, options: ReplayOptions) -> None:
-        """Begin without a worker."""
         self.curve = curve
         self.options = options
         self.cost_s = 0.0

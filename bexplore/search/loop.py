@@ -323,7 +323,6 @@ def _size_of(best: Recommendation | None) -> tuple[int, int] | None:
 
 
 def _told(best: Recommendation) -> tuple[int, int, str, int]:
-    """Return what a streamed line tells of a recommendation."""
     return best.micro_batch_size, best.variant, f"{best.relative_performance:.2f}", best.confidence
 
 

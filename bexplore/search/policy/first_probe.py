@@ -126,7 +126,6 @@ def _likeliest(belief: RunBelief, sizes: NDArray[np.int64], space: Space, memory
 
 
 def _fits(size: int, space: Space, memory: MemoryPrior | None) -> float:
-    """Return P(a size fits) before anything was measured."""
     if memory is not None and memory.peak_bytes is not None and memory.budget_bytes:
         peak = memory.peak_bytes(size)
         return 0.5 * math.erfc((peak - memory.budget_bytes) / (math.sqrt(2.0) * memory.relative_sd * peak))

@@ -81,7 +81,6 @@ def _may_end(
     *,
     goal: int,
 ) -> bool:
-    """Return whether the best of these sizes is sure enough, or the budget is spent."""
     num_probes = sum(item.purpose is Purpose.KEEP_BATCH_SIZE for item in evidence)
     spent_s = sum(item.elapsed_s for item in evidence)
     ran_exactly = bool(((fitted.measured_exactly > 0) & fitted.open).any())

@@ -228,7 +228,6 @@ def _of_disturbed(rows: Sequence[_Row], at: Index, values: Array, noise: Array) 
 
 
 def _together(rows: Sequence[_Row]) -> NDArray[np.bool_]:
-    """Return (n, n), which measurements were interleaved with each other."""
     was_interleaved = np.array([row.was_interleaved for row in rows])
     probes = np.array([row.probe for row in rows])
     return np.asarray((probes[:, None] == probes[None, :]) & was_interleaved[:, None])
