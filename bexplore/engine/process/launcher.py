@@ -130,12 +130,14 @@ class RankListener:
         client.close()
         with self._lock:
             self._unproven.pop(client, None)
+            if self._is_closed:
+                return  # shut down by `close`, which has told the number
             self._num_refused += 1
             number = self._num_refused
-        if number == 1:
-            logs.log.warning("refused a connection", address=address, reason=reason)
-        elif math.log10(number).is_integer():
-            logs.log.warning("refused connections", number=number, address=address, reason=reason)
+            if number == 1:
+                logs.log.warning("refused a connection", address=address, reason=reason)
+            elif math.log10(number).is_integer():
+                logs.log.warning("refused connections", number=number, address=address, reason=reason)
 
 
 class _Handshake:

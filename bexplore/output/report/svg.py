@@ -74,7 +74,8 @@ class _Canvas:
             x = self.x(value)
             parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="{self.bottom}" y2="{self.bottom + 5}"/>')
             text = escape(self.figure.x.text(value))
-            parts.append(f'<text x="{x}" y="{self.bottom + 19}" text-anchor="middle">{text}</text>')
+            anchor = "middle" if x < self.right - 5 * widest else "end"  # the last one would be cut at the edge
+            parts.append(f'<text x="{x}" y="{self.bottom + 19}" text-anchor="{anchor}">{text}</text>')
         middle = (self.left + self.right) / 2
         parts.append(f'<line class="axis" x1="{self.left}" x2="{self.right}" y1="{self.bottom}" y2="{self.bottom}"/>')
         parts.append(

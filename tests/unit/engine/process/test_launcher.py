@@ -237,3 +237,12 @@ def test_an_address_of_another_machine_is_an_error_with_a_hint():
     with pytest.raises(EngineError, match="cannot listen") as raised:
         RankListener("192.0.2.1")
     assert "explore.rendezvous" in raised.value.hint
+
+
+def test_what_a_close_shuts_down_is_not_logged_as_refused(listener, warned):
+    with dripping(listener, 12):
+        await_that(lambda: len(listener._unproven) == 12)
+        listener.close()
+        await_that(lambda: not any("_greet" in thread.name for thread in threading.enumerate()))
+
+    assert warned == []
