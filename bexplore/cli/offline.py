@@ -58,10 +58,12 @@ def report(runs: tuple[Path, ...], output: Path | None, as_markdown: bool, figur
     """
     if as_markdown and figures:
         raise UserInputError("--markdown and --figures exclude each other", hint="type two commands")
-    if len(runs) > 1:
-        _compare(runs, output, as_markdown=as_markdown, figures=figures, as_json=as_json)
+    # `run_*` of a shell names a run's folder and its log: one run.
+    opened = list({run.directory: run for run in map(open_run, runs)}.values())
+    if len(opened) > 1:
+        _compare(opened, output, as_markdown=as_markdown, figures=figures, as_json=as_json)
         return
-    found = open_run(runs[0])
+    (found,) = opened
     with _blaming(found):
         data = read_report_data(found)
         if as_markdown and output is None and not as_json:
@@ -81,13 +83,12 @@ def report(runs: tuple[Path, ...], output: Path | None, as_markdown: bool, figur
 
 
 def _compare(
-    runs: Sequence[Path], output: Path | None, *, as_markdown: bool, figures: str | None, as_json: bool
+    runs: Sequence[Run], output: Path | None, *, as_markdown: bool, figures: str | None, as_json: bool
 ) -> None:
     if figures:
         raise UserInputError("--figures is of one run", hint="type a command for each run, with its own -o")
-    opened = [open_run(run) for run in runs]
-    with _blaming(opened[0]):
-        comparison = Comparison(opened)
+    with _blaming(runs[0]):
+        comparison = Comparison(runs)
         width = stdout_width() if output is None else None
         lines = comparison.markdown() if as_markdown else comparison.lines(width)
         record = comparison.record()

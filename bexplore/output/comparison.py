@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from bexplore.config.variants import name_settings
@@ -151,9 +150,6 @@ def _read(run: Run, name: str) -> _Finished:
 def _short_names(runs: Sequence[Run]) -> list[str]:
     """Return names that tell runs apart: of their folders, or of the folders above where these are alike."""
     parts = [run.directory.parts for run in runs]
-    if len(set(parts)) < len(parts):
-        twice = next(one for number, one in enumerate(parts) if one in parts[:number])
-        raise UserInputError(f"{Path(*twice)} is named twice", hint="name two runs")
     while len({one[-1] for one in parts}) == 1:
         parts = [one[:-1] for one in parts]
     named = (["/".join(one[-depth:]) for one in parts] for depth in range(1, max(map(len, parts)) + 1))

@@ -165,13 +165,20 @@ def test_runs_that_ran_no_size_in_common_are_compared_by_their_answers_alone(two
     assert json.loads(compared(before, after, "--json"))["sizes"] == []
 
 
-@pytest.mark.parametrize(
-    ("which", "words"), [("twice", "is named twice"), ("unfinished", "has no answer yet"), ("figures", "of one run")]
-)
+def test_a_run_that_is_named_by_its_folder_and_its_log_is_one(two_runs):
+    before, after = two_runs
+    log = before.with_name(f"{before.name}.log")
+    assert log.exists()
+
+    assert compared(before, log, after) == compared(before, after)
+    assert compared(before, log).endswith("report.html\n")
+
+
+@pytest.mark.parametrize(("which", "words"), [("unfinished", "has no answer yet"), ("figures", "of one run")])
 def test_what_cannot_be_compared_is_refused(two_runs, tmp_path, which, words):
     before, _ = two_runs
     other = make_run(tmp_path / "unfinished", finished=False).directory if which == "unfinished" else two_runs[1]
-    arguments = [str(before), str(before if which == "twice" else other)]
+    arguments = [str(before), str(other)]
     done = CliRunner().invoke(report, [*arguments, *(["--figures", "svg"] if which == "figures" else [])])
     assert words in str(done.exception)
     assert done.exception.hint
