@@ -198,6 +198,22 @@ class Judge:
             details={"ended_by": failure.ended_by} if failure.ended_by else {},
         )
 
+    def check_assumed_replicas(self, reports: Reports) -> None:
+        """Refuse a start that was given the numbers of one replica and has more, however it ended.
+
+        Raises:
+            UserProgramError: Its size says nothing.
+        """
+        if self.command.num_replicas is not None or not self.command.needs_replicas:
+            return
+        shows_batches = any(rank.digests for rank in reports.ranks)
+        found = check_replicas(reports.ranks, None)[0] if shows_batches else reports.num_ranks
+        if found > 1:
+            raise UserProgramError(
+                f"the command started {counted(found, 'replica')}, and its own numbers were made for 1",
+                hint=f"give `replicas={found}`",
+            )
+
     def suggest_by_hand(self, micro_batch_size: int) -> str:
         """Return what to type to run a start by hand."""
         return "run that start by hand: " + self.command.shown_with(

@@ -125,6 +125,12 @@ class Reports:
         return max((rank.world_size for rank in self.ranks), default=0)
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks that have shown themselves so far, those that trained no step included."""
+        started = {str(hello["rank"]) for hello in self.hellos if hello["rank"] is not None}
+        return max(self.world_size, len(started))
+
+    @property
     def are_whole(self) -> bool:
         """Whether every rank has its record."""
         return bool(self.ranks) and len({rank.rank for rank in self.ranks}) >= self.world_size

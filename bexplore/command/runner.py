@@ -321,6 +321,7 @@ class CommandRunner:
             ending = watch.until_end()
         if suspension.seconds:
             self._left = (*self._left, suspended_text(suspension.seconds))
+        self._judge.check_assumed_replicas(watch.reports)
         if not opened.is_reused and watch.first_pass_s is not None:
             self._learned.note_first_pass(watch.first_pass_s)
         return Watched(

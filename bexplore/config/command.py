@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
+import math
 import os
 import re
 import shlex
@@ -13,13 +15,20 @@ from pathlib import Path, PurePath
 
 from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.writer import Scalar, with_value
-from bexplore.host.process_tree import list_pids
+from bexplore.host.process_tree import LAUNCHERS, find_program, list_pids
 from bexplore.host.secret_values import MASK, hidden_words
 
 PLACEHOLDERS = ("micro_batch_size", "accumulation", "global_batch_size", "replicas", "output_dir", "config")
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")  # `${output_dir}` is a reference of a file, or a variable of a shell
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _SCRIPT_OPTION = re.compile(r"-[a-z]*c")  # `bash -c SCRIPT`, `bash -lc SCRIPT`
+# Options of launchers that give their processes, and the hosts of which each has as many.
+_COUNTS = {
+    "processes": re.compile(
+        r"(?:--(?:nproc(?:[-_]per[-_]node)?|num[-_]processes|num[-_]gpus|ntasks)|-(?:np|n))(?:=(.+))?"
+    ),
+    "hosts": re.compile(r"--(?:nnodes|num[-_]nodes)(?:=(.+))?"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +116,11 @@ class Command:
         texts = [*self.argv, *self.env.values(), *([self.file.text] if self.file else [])]
         written = {name for text in texts for name in _PLACEHOLDER.findall(text) if name in PLACEHOLDERS}
         return written | (self.file.names if self.file else set())
+
+    @property
+    def needs_replicas(self) -> bool:
+        """Whether a start is given a number that depends on the replicas."""
+        return bool(self.placeholders & {"replicas", "global_batch_size"})
 
     @property
     def sets_accumulation(self) -> bool:
@@ -218,6 +232,33 @@ def quote_words(words: Sequence[str]) -> str:
 
 def _fill_words(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return [(fill_script if is_script(words, index) else fill)(word, values) for index, word in enumerate(words)]
+
+
+def count_processes(argv: Sequence[str], *, on_all_hosts: bool = True) -> int | None:
+    """Return the processes that the launcher of a command starts, of one host or of all; None where none is to be seen.
+
+    Source: the command lines of torch.distributed.run, accelerate launch, deepspeed, composer, Slurm's srun and MPI.
+    """
+    program = find_program(argv)
+    if program not in LAUNCHERS:
+        return None
+    # What stands behind the script is the training's own.
+    words = [*itertools.takewhile(lambda word: not word.endswith(".py"), argv), ""]
+    found = {name: _find_number(pattern, words) for name, pattern in _COUNTS.items()}
+    counts, hosts = found["processes"], found["hosts"] if on_all_hosts else None
+    if counts is None and program.startswith("torch"):
+        counts = "1"
+    numbers = [one for one in (counts, hosts) if one is not None]
+    return math.prod(map(int, numbers)) if counts and all(one.isdecimal() for one in numbers) else None
+
+
+def _find_number(pattern: re.Pattern[str], words: Sequence[str]) -> str | None:
+    """Return the value of the first option that is named so, which may be no number (`--nproc-per-node gpu`)."""
+    for word, following in itertools.pairwise(words):
+        found = pattern.fullmatch(word)
+        if found:
+            return found[1] or following
+    return None
 
 
 def find_unknown_placeholders(argv: tuple[str, ...]) -> list[str]:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
+from bexplore.config.command import count_processes
 from bexplore.config.config import Config
 from bexplore.emulated_gpu.environment import emulated_environment
 from bexplore.engine.process.limits import Progress
 from bexplore.errors import UserInputError
 from bexplore.exploration.emulated import parse_device_name
 from bexplore.exploration.setup import find_launcher
-from bexplore.host.process_tree import LAUNCHERS, find_program
 from bexplore.job import device_kind
 
-# Options of launchers that give the processes of one host: torchrun's, accelerate's, DeepSpeed's, MPI's.
-_PROCESSES = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)(?:=(\d+))?|-(?:np|n)")
 _FIND_TORCH = (
     "from importlib.util import find_spec; s = find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
 )
@@ -51,17 +47,7 @@ def num_devices(config: Config) -> int:
     if config.command is None:
         launcher = find_launcher(config)
         return 1 if launcher is None else launcher.num_ranks
-    argv = config.command.argv
-    if find_program(argv) not in LAUNCHERS:
-        return 1
-    # What stands behind the script is the training's own.
-    words = itertools.takewhile(lambda word: not word.endswith(".py"), argv)
-    for word, following in itertools.pairwise([*words, ""]):
-        found = _PROCESSES.fullmatch(word)
-        number = found and (found[1] or following)
-        if number and number.isdecimal():
-            return int(number)
-    return 1
+    return count_processes(config.command.argv, on_all_hosts=False) or 1
 
 
 def _find_torch_folder(config: Config) -> Path | None:

@@ -140,7 +140,7 @@ class CommandExploration(Exploration):
         """Take over the replicas that a probe showed, of this explorer or of another one of the study."""
         if not num_replicas or self._command.num_replicas is not None:
             return
-        if {"replicas", "global_batch_size"} & self._command.placeholders and num_replicas > 1:
+        if self._command.needs_replicas and num_replicas > 1:
             raise UserInputError(
                 f"the command started {num_replicas} replicas, on which its own numbers depend",
                 hint=f"give `replicas={num_replicas}`",

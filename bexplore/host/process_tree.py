@@ -54,12 +54,12 @@ _SOCKET_FOLDERS = ("pymp-", "torch-shm-dir-")
 _LOG_FOLDER, _ERROR_FILE = "torchelastic_", "TORCHELASTIC_ERROR_FILE="
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 # Programs and modules that start ranks, or pass signals to those in a container or on another host, and run no code of
-# the user. Sources: the console scripts of torch, accelerate and DeepSpeed; Slurm, MPI and container runtimes.
+# the user. Sources: the console scripts of torch, accelerate, Composer, DeepSpeed; Slurm, MPI and container runtimes.
 LAUNCHERS = frozenset(
     (
         *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
         *("accelerate", "accelerate-launch", "accelerate.commands.launch"),
-        *("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch", "pdsh", "ssh"),
+        *("composer", "deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch", "pdsh", "ssh"),
         *("srun", "slurmstepd", "mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "orterun", "orted", "prterun"),
         *("docker", "podman", "singularity", "apptainer", "enroot", "kubectl"),
     )

@@ -18,6 +18,7 @@ from bexplore.config.command import (
     Command,
     CommandFile,
     FileKey,
+    count_processes,
     find_unknown_placeholders,
     is_placeholder,
     is_script,
@@ -25,7 +26,8 @@ from bexplore.config.command import (
 from bexplore.config.config import Config, RequestKind, SizeRequest
 from bexplore.config.dialects.family import LAUNCHERS, Numbers, add_launcher, find_sizes
 from bexplore.config.dialects.own_file import suggest_command
-from bexplore.config.dialects.recognition import FamilyFile, count_processes
+from bexplore.config.dialects.recognition import FamilyFile
+from bexplore.config.dialects.recognition import count_processes as count_processes_of_file
 from bexplore.config.document import Document, Problems, dotted_path, is_integer, read_bounds
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.document.writer import without_section
@@ -87,6 +89,8 @@ def load(
         writes_are_fine=settings.writes_are_fine,
         is_typed=bool(document.position(("explore", "command")).override),
     )
+    if settings.command is not None and numbers.num_replicas is None:
+        command, numbers = _assume_replicas(problems, command, numbers, replica_batch_size)
     request = _read_request(problems, own, command.file)
     if request.is_search:
         _check_command(problems, command, own)
@@ -108,6 +112,25 @@ def load(
         recognised="" if own is None else own.why,
         warnings=(*problems.warnings, *_describe_probing(document, command)),
     )
+
+
+def _assume_replicas(
+    problems: Problems, command: Command, numbers: Numbers, replica_batch_size: int | None
+) -> tuple[Command, Numbers]:
+    """Take the processes of the command's launcher for the replicas, where a number depends on them, and say so.
+
+    Where none are to be seen, a start is given the numbers of one replica, and shows whether that is true.
+    """
+    is_fixed = numbers.global_batch_size is not None and replica_batch_size is None
+    if not command.needs_replicas and not is_fixed:
+        return command, numbers
+    found = count_processes(command.argv)
+    told = "1 is assumed, which the first start checks" if found is None else f"{found}, as the command starts"
+    problems.warn((), f"the number of replicas is not given: {told}; `replicas=N` sets another")
+    if found is not None:
+        total = numbers.global_batch_size if replica_batch_size is None else replica_batch_size * found
+        numbers = dataclasses.replace(numbers, num_replicas=found, global_batch_size=total)
+    return dataclasses.replace(command, num_replicas=found), numbers
 
 
 def _refuse_other_settings(problems: Problems, settings: ExploreSettings) -> None:
@@ -160,7 +183,7 @@ def _find_usual_command(
 ) -> tuple[str, ...]:
     if own is None:
         return ()
-    num_processes = settings.processes or count_processes(own) or numbers.num_replicas or 1
+    num_processes = settings.processes or count_processes_of_file(own) or numbers.num_replicas or 1
     family, launcher = own.family, settings.launcher
     program = None if family.program is None else family.program(own.values, num_processes)
     if program is None or not program.is_certain:
@@ -430,9 +453,10 @@ def _check_command(problems: Problems, command: Command, own: FamilyFile | None)
             "the command does not take {output_dir}, so each start may write over your checkpoints and logs",
             "write {output_dir} where the command takes its output folder, or consent: `writes_are_fine=True`",
         )
-    if "global_batch_size" in used and command.num_replicas is None and (own or "micro_batch_size" not in used):
+    is_usual = own is not None and document.get(("explore", "command")) is None
+    if own is not None and is_usual and "global_batch_size" in used and command.num_replicas is None:
         problems.error(
-            own.places.get("global_batch_size", own.size_path) if own else place,
+            own.places.get("global_batch_size", own.size_path),
             "the global batch size needs the number of replicas, which is not given",
             "give `replicas=N`, or replicas: N in the section explore",
         )

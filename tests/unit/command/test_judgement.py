@@ -152,3 +152,26 @@ def test_a_size_for_several_is_below_those_that_memory_and_data_fill(learned):
     learned.note_out_of_memory(16)
     assert learned.choose_capacity(2, candidates) == 8
     assert learned.choose_capacity(8, candidates) == 8
+
+
+# Words of the command, ranks whose digests differ or are equal, hellos of ranks -> the replicas that are refused.
+ASSUMED = [
+    ("{global_batch_size}", (("a",), ("b",)), 2, "2 replicas"),
+    ("{global_batch_size}", (("a",), ("a",)), 2, ""),  # ranks that share one replica's work
+    ("{global_batch_size}", (), 4, "4 replicas"),  # a start that ended before its first batch
+    ("{replicas}", (), 1, ""),
+    ("{micro_batch_size}", (), 4, ""),
+]
+
+
+@pytest.mark.parametrize(("word", "digests", "num_hellos", "told"), ASSUMED)
+def test_a_start_of_more_replicas_than_its_numbers_are_for_is_refused(learned, word, digests, num_hellos, told):
+    judge = Judge(command=Command(argv=("train", word)), candidates=(1, 2), learned=learned)
+    hellos = tuple({"pid": number, "rank": str(number)} for number in range(num_hellos))
+    reports = Reports(ranks=tuple(rank(digests=one) for one in digests), hellos=hellos)
+
+    if not told:
+        judge.check_assumed_replicas(reports)
+        return
+    with pytest.raises(UserProgramError, match=f"started {told}, and its own numbers were made for 1"):
+        judge.check_assumed_replicas(reports)

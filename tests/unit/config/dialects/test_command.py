@@ -97,10 +97,41 @@ def test_a_global_batch_alone_is_the_size_times_the_replicas():
     assert command.shown_with(micro_batch_size=4, accumulation=None, num_replicas=2) == "train --batch-size 8"
 
 
-def test_a_global_batch_alone_needs_the_number_of_replicas():
-    words = json.dumps(["train", "--batch-size", "{global_batch_size}"])
-    with pytest.raises(UserInputError, match="needs the number of replicas"):
-        load_config(None, overrides=[f"explore.command={words}", "explore.writes_are_fine=true"])
+# What starts the script, further settings -> the replicas of the numbers, and how they are told.
+REPLICAS = [
+    (["python"], [], 1, "1 is assumed, which the first start checks"),
+    (["torchrun", "--nproc-per-node", "gpu"], [], 1, "1 is assumed, which the first start checks"),
+    (["torchrun"], [], 1, "1, as the command starts"),
+    (["torchrun", "--nproc-per-node=4", "--nnodes", "2"], [], 8, "8, as the command starts"),
+    (["torchrun", "--nproc-per-node=4", "--nnodes", "1:2"], [], 1, "1 is assumed, which the first start checks"),
+    (["deepspeed", "--num_nodes", "2", "--num_gpus", "4"], [], 8, "8, as the command starts"),
+    (["accelerate", "launch", "--num_processes", "4"], [], 4, "4, as the command starts"),
+    (["composer", "-n", "2"], [], 2, "2, as the command starts"),
+    (["srun", "--ntasks=16", "python"], [], 16, "16, as the command starts"),
+    (["torchrun", "--nproc-per-node=4"], ["explore.replicas=2"], 2, ""),
+    (["torchrun", "--nproc-per-node=4"], ["explore.replica_batch_size=8"], 4, "4, as the command starts"),
+]
+
+
+@pytest.mark.parametrize(("launcher", "overrides", "replicas", "told"), REPLICAS)
+def test_replicas_that_are_not_given_are_the_launchers_and_told(launcher, overrides, replicas, told):
+    words = json.dumps([*launcher, "train.py", "--nproc-per-node", "99", "--batch-size", "{global_batch_size}"])
+
+    config = load_config(None, overrides=[f"explore.command={words}", "explore.writes_are_fine=true", *overrides])
+
+    assert config.num_replicas == replicas
+    assert told in " ".join(config.warnings) if told else not config.warnings
+    if config.has_replica_batch_size:
+        assert config.batch_size == 8 * replicas
+
+
+@pytest.mark.parametrize(("words", "replicas"), [(["--bs", "{micro_batch_size}"], None), (["{global_batch_size}"], 4)])
+def test_only_a_command_whose_numbers_need_them_is_held_to_the_launchers_replicas(words, replicas):
+    argv = json.dumps(["torchrun", "--nproc-per-node", "4", "train.py", *words])
+
+    command = load_config(None, overrides=[f"explore.command={argv}", "explore.writes_are_fine=true"]).command
+
+    assert command.num_replicas == replicas
 
 
 AXOLOTL = "base_model: m\ndatasets: [{path: a, type: b}]\nsequence_len: 64\n"

@@ -180,14 +180,14 @@ def test_a_word_at_another_key_is_the_typed_commands_and_else_an_error(tmp_path)
         load_config(written(tmp_path, text))
 
 
-def test_a_derived_accumulation_needs_the_replicas(tmp_path):
-    text = (
-        "model:\n  seq_length: 8\n  num_layers: 2\ntrain:\n  micro_batch_size: explore\n  global_batch_size: 64\n"
-        "  train_iters: 5\n"
-    )
-    with pytest.raises(UserInputError, match="needs the number of replicas") as raised:
-        loaded(tmp_path, text, ".yaml", "explore.dialect=megatron-bridge")
+def test_a_derived_accumulation_needs_the_replicas_of_the_usual_command(tmp_path):
+    text = "base_model: m\ndatasets: []\nsequence_len: 8\nmicro_batch_size: explore\nbatch_size: 64\n"
 
+    typed = loaded(tmp_path, text)
+
+    assert (typed.num_replicas, "1 is assumed" in typed.warnings[0]) == (1, True)
+    with pytest.raises(UserInputError, match="needs the number of replicas") as raised:
+        load_config(written(tmp_path, text))
     assert "`replicas=N`" in raised.value.hint
 
 
