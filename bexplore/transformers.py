@@ -6,14 +6,16 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bexplore.errors import UserInputError
 from bexplore.run.parts.answer import AnswerPart
 from bexplore.run.result import RunResult
-from bexplore.start_again import ENDLESS_STEPS, ProgramRequest, explore_program, read_given_size
+from bexplore.start_again import ENDLESS_STEPS, ProgramRequest, explore_program, read_given_size, show_hints
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
 
+@show_hints()
 def explore(
     trainer_factory: Callable[[int], Trainer], *, model_dir: str | None = None, fresh: bool = False, **settings: Any
 ) -> RunResult:
@@ -36,8 +38,13 @@ def explore(
         The result; with a given `BEXPLORE_MICRO_BATCH_SIZE` one that holds this size alone.
 
     Raises:
-        UserInputError: The program cannot be started again, or a setting is wrong.
+        UserInputError: The factory is no function, the program cannot be started again, or a setting is wrong.
     """
+    if not callable(trainer_factory):
+        raise UserInputError(
+            f"a {type(trainer_factory).__name__} was given instead of a function that makes a trainer",
+            hint="bexplore.transformers.explore(lambda size: make_trainer(per_device_train_batch_size=size))",
+        )
     given = read_given_size()
     if given is None:
         return explore_program(

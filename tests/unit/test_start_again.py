@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from types import ModuleType
 
 import pytest
 
+import bexplore.transformers
 from bexplore import start_again
 from bexplore.config.load import load_config
 from bexplore.decorator import find_fastest_batch_size
@@ -34,6 +36,13 @@ def test_a_function_that_writes_where_it_likes_needs_consent():
         def train(batch_size): ...
 
     assert any("writes_are_fine=True" in note for note in raised.value.__notes__)
+
+
+def test_a_trainer_in_place_of_its_factory_is_refused_before_a_start():
+    with pytest.raises(UserInputError, match="a Namespace was given instead of a function") as raised:
+        bexplore.transformers.explore(Namespace())  # type: ignore[arg-type]
+
+    assert any("lambda size" in note for note in raised.value.__notes__)
 
 
 def test_a_given_size_is_taken_and_a_folder_only_where_the_function_has_one(monkeypatch):
