@@ -49,14 +49,15 @@ class ProgramPart:
             yield Row("eager", eager)
 
     def _own_program(self, ratio: float, view: View) -> Row:
+        times = f"{ratio:.2f}x" if ratio >= 0.1 else f"{ratio:.1g}x"  # a busy machine can make it 0.004
         if view.is_of_command:
             beside = "of its speed in a start with other sizes"
-            return Row("own start", f"run in a start of its own, as your training will: {ratio:.2f}x {beside}")
+            return Row("own start", f"run in a start of its own, as your training will: {times} {beside}")
         if self.compilation == Compilation.EAGER:
             beside = "of its speed beside other sizes"
-            return Row("own process", f"run in a process of its own, as your training will: {ratio:.2f}x {beside}")
+            return Row("own process", f"run in a process of its own, as your training will: {times} {beside}")
         shared = "of the search's shared compilation"
-        return Row("compiled", f"run exactly as your training will compile it: {ratio:.2f}x {shared}")
+        return Row("compiled", f"run exactly as your training will compile it: {times} {shared}")
 
 
 def eager_words(eager: EagerComparison | None, tolerance: float) -> str | None:
