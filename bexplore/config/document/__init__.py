@@ -28,7 +28,7 @@ from bexplore.host.secret_values import MASK, hidden
 from bexplore.job.batching import MAX_SAMPLES
 
 MAX_FILE_BYTES = 2 * 2**20  # public files that list their data have 300 KiB, which are read in 0.3 s
-_OF_CODE = (".py", ".cfg", ".ini", ".conf")
+_OF_ANY_FORMAT = (".cfg", ".ini", ".conf")  # YAML in some programs
 _LIKE_A_SIZE = re.compile(r"batch|micro|bsz|(?:^|_)m?bs(?:$|_)", re.IGNORECASE)  # names of sizes in any program
 _NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
 
@@ -201,7 +201,7 @@ def read(path: Path) -> Document:
 
 def parse(path: Path, text: str) -> Document:
     """Return the document of a file's text, whose top level is a mapping."""
-    if path.suffix in _OF_CODE:
+    if path.suffix == ".py" or (path.suffix in _OF_ANY_FORMAT and not _holds_mapping(path, text)):
         raise _refuse_code(path, text)
     if path.suffix == ".toml":
         table, places = toml.read(text, str(path))
@@ -218,6 +218,14 @@ def parse(path: Path, text: str) -> Document:
         warnings=list(warnings),
         header=_read_header(text),
     )
+
+
+def _holds_mapping(path: Path, text: str) -> bool:
+    """Return whether a text is YAML or JSON, which a file of sections and `key = value` is not."""
+    try:
+        return isinstance(read_yaml(text, str(path))[0], dict)
+    except UserInputError:
+        return False
 
 
 def _with_lower_word(value: Any, key: Any = "") -> Any:

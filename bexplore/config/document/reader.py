@@ -64,6 +64,7 @@ class Position:
     span: tuple[int, int] | None = None  # characters of the value, from its first to just behind its last
     key_span: tuple[int, int] | None = None  # characters of the key likewise; None for a list element
     override: str = ""  # the `--set` text that gave the value; empty for the file
+    tag: str = ""  # the tag of a mapping or a list that its program makes something of; empty for none
 
 
 def name_kind(value: Any) -> str:
@@ -170,7 +171,7 @@ class YamlReader:
             place = (*path, len(values))
             value, span = self._read_value(event, place)
             values.append(value)
-            self.positions[place] = Position(line=event.start_mark.line + 1, span=span)
+            self.positions[place] = Position(line=event.start_mark.line + 1, span=span, tag=_find_tag(event))
         return values, event
 
     def _read_mapping(self, path: KeyPath) -> tuple[dict[str, Any], Event]:
@@ -191,12 +192,15 @@ class YamlReader:
             if earlier is not None:  # what stood below it is not read
                 for known in [known for known in self.positions if known[: len(place)] == place]:
                     del self.positions[known]
-            value, span = self._read_value(next(self._events), place)
+            value_event = next(self._events)
+            value, span = self._read_value(value_event, place)
             if key in values and earlier is not None:
                 self._check_same(event, place, values[key], value, earlier)
             values[key] = value
             key_span = (event.start_mark.index, event.end_mark.index)
-            self.positions[place] = Position(line=event.start_mark.line + 1, span=span, key_span=key_span)
+            self.positions[place] = Position(
+                line=event.start_mark.line + 1, span=span, key_span=key_span, tag=_find_tag(value_event)
+            )
         for inherited, positions in merged:
             values |= {key: value for key, value in inherited.items() if key not in values}
             self.positions |= {place: one for place, one in positions.items() if place not in self.positions}
@@ -236,7 +240,7 @@ class YamlReader:
 
     def _read_scalar(self, event: ScalarEvent) -> Any:
         tag = str(event.tag or "!")
-        if tag != "!" and tag not in _CORE_TAGS:
+        if _find_tag(event):
             if self.source.startswith("--set"):
                 raise self._error(event, f"the tag {show(tag)} is refused: a value of the command line is plain")
             return f"{tag} {event.value}".rstrip()  # what it makes is the program's: here it is a text
@@ -275,6 +279,12 @@ class YamlReader:
         where = self.source if mark is None else self._where(mark.line + 1)
         hint = "indent with spaces, not with tabs" if "\\t" in str(problem) or "\t" in str(problem) else ""
         return UserInputError(f"{where}: not YAML: {show(str(problem))}", hint=hint)
+
+
+def _find_tag(event: Event) -> str:
+    """Return the tag by which the program that reads a value makes something of its own of it; empty for none."""
+    tag = str(getattr(event, "tag", None) or "!")
+    return "" if tag == "!" or tag in _CORE_TAGS else tag
 
 
 def _blank_comments(text: str) -> str:

@@ -25,7 +25,15 @@ from bexplore.config.dialects.cerebras.layout import (
     trainer_layout,
 )
 from bexplore.config.dialects.cerebras.section import Architecture, Section
-from bexplore.config.document import Problems, as_number, is_number, notice_near_misses, read_flag, read_positive
+from bexplore.config.document import (
+    Problems,
+    as_number,
+    dotted_path,
+    is_number,
+    notice_near_misses,
+    read_flag,
+    read_positive,
+)
 from bexplore.config.document.reader import KeyPath, quote, show
 from bexplore.config.schema import ExploreSettings, read_settings
 from bexplore.config.variants import find_variants, read_axes
@@ -74,6 +82,9 @@ def find_layout(problems: Problems) -> FileLayout | None:
 def load(layout: FileLayout, problems: Problems, *, allow_code: bool, mode: Mode | None) -> Config:
     """Return the Config of a file, or raise one error with every mistake."""
     document = problems.document
+    for path, position in document.positions.items():
+        if position.tag and isinstance(document.get(path), Mapping | list):
+            problems.error(path, f"{dotted_path(path)} has the tag {position.tag}", "remove it: the values are plain")
     for path, known in layout.near_misses.items():
         notice_near_misses(problems, path, known)
     notice_unread(problems, layout)

@@ -178,12 +178,14 @@ TORCHTUNE = Family(
             all_of=("batch_size",),
             score=1,
         ),
+        # The asynchronous recipe, whose workers have sections of their own.
+        Signature(any_of=("model._component_", "dataset._component_"), all_of=("training.batch_size",), score=1),
     ),
     marks=(
         *("model._component_", "tokenizer._component_", "dataset._component_", "checkpointer._component_"),
         *("optimizer._component_", "loss._component_", "lr_scheduler._component_", "metric_logger._component_"),
     ),
-    micro_batch_size=("batch_size",),
+    micro_batch_size=("batch_size", "training.batch_size"),
     accumulation=("gradient_accumulation_steps",),
     sequence_length=("tokenizer.max_seq_len",),
     output_dir=("output_dir",),

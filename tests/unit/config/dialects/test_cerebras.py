@@ -25,6 +25,17 @@ from tests.unit.config.builders import FLAG, GPT, sections, trainer
 CONFIGS, GUIDE = ROOT / "configs", ROOT / "docs" / "guide.md"
 
 
+@pytest.mark.parametrize("tag", ["!include", "!new:models.Gpt", "!!python/dict"])
+def test_a_tagged_section_is_refused_since_its_tag_is_not_read(tmp_path, tag):
+    path = tmp_path / "job.yaml"
+    path.write_text(f"train_input:\n  micro_batch_size: explore\nmodel: {tag}\n  hidden_size: 8\n")
+
+    with pytest.raises(UserInputError, match="model has the tag") as raised:
+        load_config(path)
+
+    assert "remove it" in str(raised.value) + raised.value.hint
+
+
 # The forms of micro_batch_size
 
 

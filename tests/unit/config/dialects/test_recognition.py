@@ -75,6 +75,17 @@ def test_a_typed_command_takes_the_word_at_any_key_of_such_a_file(tmp_path, name
     assert config.command.file.paths("micro_batch_size") == [("other", "deep", 1)]
 
 
+def test_the_asynchronous_recipe_of_torchtune_has_its_size_in_a_section(tmp_path):
+    text = (
+        "model: {_component_: m}\ntokenizer: {_component_: t}\ndataset: {_component_: d}\n"
+        "inference: {batch_size: 1}\ntraining: {batch_size: explore}\n"
+    )
+
+    config = load(tmp_path, text, 'explore.command=["t", "{config}"]')
+
+    assert (config.layout, config.command.file.paths("micro_batch_size")) == ("torchtune", [("training", "batch_size")])
+
+
 def test_a_file_without_the_word_names_its_own_key_to_type_it_at(tmp_path):
     with pytest.raises(UserInputError) as raised:
         load(tmp_path, "train:\n  batch_size: 24\n", 'explore.command=["t", "{config}"]')

@@ -140,6 +140,17 @@ def test_a_tag_stays_for_the_program_and_makes_nothing(tmp_path, text, value):
     assert changed == f"{text}\nsize: 8  # mine\n"
 
 
+@pytest.mark.parametrize("suffix", [".cfg", ".ini", ".conf"])
+def test_a_file_of_any_format_is_read_where_it_holds_yaml(tmp_path, suffix):
+    path = tmp_path / f"job{suffix}"
+    path.write_text("train:\n  batch_size: 4\n")
+    assert document.read(path).values == {"train": {"batch_size": 4}}
+    for text in ("[train]\nbatch_size: 4\n", "batch_size = 4\n"):
+        path.write_text(text)
+        with pytest.raises(UserInputError, match="not YAML, JSON or TOML"):
+            document.read(path)
+
+
 COMMENTED = """{
   // of mine, with a \\"quote\\" and a // second one
   "size": 4, /* several
