@@ -12,7 +12,7 @@ from bexplore.actions.probe import probe_once
 from bexplore.config.config import Config
 from bexplore.engine.process.limits import Progress
 from bexplore.engine.process.pool import Workers
-from bexplore.engine.program_client import recall_or_trace
+from bexplore.engine.program_client import recall_or_trace, trace_lengths
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.exploration.emulated import parse_device_name
 from bexplore.exploration.memory_budget import (
@@ -22,16 +22,18 @@ from bexplore.exploration.memory_budget import (
     resolve_budget,
 )
 from bexplore.exploration.setup import add_loader_lengths
-from bexplore.exploration.variants import operations_over_file, trace_all, trace_lengths
+from bexplore.exploration.variants import operations_over_file, trace_all
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import torch_is_for_cpu
 from bexplore.job import Job
+from bexplore.job.lengths import Collation
 from bexplore.measurement.probe import Outcome
 from bexplore.run import run_directory
 from bexplore.run.event_records import listed_sizes, trace_record
 from bexplore.run.selection import TracedVariant
 from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cost_model import CostModel
+from bexplore.units import counted
 
 _TOO_OLD = "GPUTooOldForTriton"  # an exception of torch/_inductor/exc.py: Triton starts at compute capability 7.0
 
@@ -203,7 +205,7 @@ class _Tracer:
             | record
             | {"settings": {}}
             | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
-            | {"notes": [*record["notes"], *_notes(config)]}
+            | {"notes": [*record["notes"], *_notes(config), *_note_of_batch(cost_model, config.minimum)]}
         )
 
     def by_length(
@@ -211,7 +213,8 @@ class _Tracer:
     ) -> dict[str, dict[str, int]] | None:
         """Return peaks by length of a batch and by size; None where all samples are as long, or untraceable at others.
 
-        The lengths are the longest, and those that half and a tenth of the samples exceed.
+        The lengths are the longest, and those that half and a tenth of the samples exceed; of a number of tokens the
+        shortest, too.
         """
         job = self._job(config)
         if job.lengths is None:
@@ -219,8 +222,14 @@ class _Tracer:
         memory = trace_lengths(job, at_longest, self.log_dir, self.on_progress, gpu=self.gpu, fresh=self.fresh)
         if memory is None:
             return None
-        shown = dict.fromkeys((job.lengths.quantile(0.5), job.lengths.quantile(0.9), job.lengths.longest))
-        return {str(length): {size: memory.peak_memory_bytes(int(size), length) for size in sizes} for length in shown}
+        lengths, sizes = job.lengths, list(sizes)
+        shown = dict.fromkeys((lengths.quantile(0.5), lengths.quantile(0.9), lengths.longest))
+        if lengths.collation is Collation.TOKENS:
+            shown = dict.fromkeys((lengths.extreme_batches(1)[-1].length, *shown))
+        return {
+            str(length): {size: memory.peak_memory_bytes(lengths.num_rows(int(size), length), length) for size in sizes}
+            for length in shown
+        }
 
     def untraceable(self, config: Config, reason: str) -> BexploreError:
         """Return the error of a job that cannot be traced; one eager pass shows whether the program itself fails."""
@@ -256,6 +265,15 @@ def _notes(config: Config) -> list[str]:
     if options is not None and options.mixed_precision_param is not None and not parallelism.is_sharded:
         notes.append(f"{parallelism}: nothing is sharded, so mixed_precision_param is not in force")
     return notes
+
+
+def _note_of_batch(cost_model: CostModel, micro_batch_size: int) -> list[str]:
+    """Return which batch needs most memory, where batches of one size have other numbers of rows."""
+    if cost_model.by_length is None:
+        return []
+    num_rows, length = cost_model.by_length.worst_batch(micro_batch_size)
+    rows = f"{counted(num_rows, 'row')} of {length} tokens at size {micro_batch_size}"
+    return [f"the peak is that of the batch that needs most memory: {rows}"]
 
 
 def _device_info_here(config: Config, log_dir: Path) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from bexplore.engine.protocol.messages import Answer, BuildFake, Done, Failed, R
 from bexplore.errors import EngineError, UserProgramError
 from bexplore.host.records import from_record, to_record
 from bexplore.job import Job, Precision, device_kind
+from bexplore.job.lengths import Collation
 from bexplore.trace import cache
 from bexplore.trace.absent_gpu import GpuProperties, reason_against
-from bexplore.trace.cost_model import CostModel
+from bexplore.trace.cost_model import CostModel, MemoryByLength, traced_lengths
 from bexplore.trace.program_metrics import ProgramMetrics
 
 # A build on fake tensors takes seconds; one that takes longer is left to the probe, which has limits of its own.
@@ -82,10 +83,42 @@ def recall_or_trace(
 ) -> CostModel | str:
     """Return the job's trace of an earlier run if nothing has changed since, else a new one, kept for later runs.
 
-    Where there can be none, return the reason in one line. `gpu` is the device of a CUDA job, present or absent.
+    Where there can be none, return the reason in one line. `gpu` is the device of a CUDA job, present or absent. A job
+    of a number of tokens is traced at several lengths: any of them may need most memory.
     """
     known = None if fresh else cache.recall(job, gpu=gpu)
-    return known or _trace(job, run_dir, on_progress, gpu=gpu, keeps=True, environment=environment)
+    traced = known or _trace(job, run_dir, on_progress, gpu=gpu, keeps=True, environment=environment)
+    if isinstance(traced, str) or job.lengths is None or job.lengths.collation is not Collation.TOKENS:
+        return traced
+    by_length = trace_lengths(job, traced, run_dir, on_progress, gpu=gpu, fresh=fresh, environment=environment)
+    return dataclasses.replace(traced, by_length=by_length)
+
+
+def trace_lengths(
+    job: Job,
+    at_longest: CostModel,
+    run_dir: Path,
+    on_progress: Progress = lambda message: None,
+    *,
+    gpu: GpuProperties | None,
+    fresh: bool,
+    environment: Mapping[str, str] | None = None,
+) -> MemoryByLength | None:
+    """Trace a job at some lengths of its samples; return None where all are as long, or where it cannot be traced.
+
+    Args:
+        at_longest: Its trace at the longest, which may have those at others already.
+    """
+    if job.lengths is None or at_longest.by_length is not None:
+        return at_longest.by_length
+    models = {job.lengths.longest: at_longest}
+    for length in traced_lengths(job.lengths)[1:]:
+        at_length = job.at_length(length)
+        traced = recall_or_trace(at_length, run_dir, on_progress, gpu=gpu, fresh=fresh, environment=environment)
+        if not isinstance(traced, CostModel):
+            return None
+        models[length] = traced
+    return MemoryByLength(models=models, lengths=job.lengths)
 
 
 def trace_in_worker(

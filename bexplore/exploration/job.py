@@ -17,7 +17,7 @@ from bexplore.engine.open_runner import VariantsRunner, open_runner
 from bexplore.engine.process.launcher import external_hint
 from bexplore.engine.process.limits import StageLimits
 from bexplore.engine.process.pool import Workers
-from bexplore.engine.program_client import recall_or_trace
+from bexplore.engine.program_client import recall_or_trace, trace_lengths
 from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 from bexplore.errors import NothingFitsError
 from bexplore.exploration.base import Exploration, ExploreOptions, find_sizes_that_keep
@@ -32,7 +32,6 @@ from bexplore.exploration.variants import (
     operations_over_file,
     select_variants,
     trace_all,
-    trace_lengths,
 )
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors, package_version

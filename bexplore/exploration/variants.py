@@ -19,7 +19,7 @@ from bexplore.run.selection import LeftOut, Selection, TracedVariant
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.space import MemoryPrior
 from bexplore.trace.absent_gpu import GpuProperties
-from bexplore.trace.cost_model import CostModel, MemoryByLength, traced_lengths
+from bexplore.trace.cost_model import CostModel
 from bexplore.units import format_bytes
 
 # A prediction is certain where it holds so many standard deviations of the trace's error away.
@@ -98,33 +98,6 @@ def trace_all(
     finally:
         pool.shutdown(cancel_futures=True)
     return traced
-
-
-def trace_lengths(
-    job: Job,
-    at_longest: CostModel,
-    run_dir: Path,
-    on_progress: Progress = lambda message: None,
-    *,
-    gpu: GpuProperties | None,
-    fresh: bool,
-    environment: Mapping[str, str] | None = None,
-) -> MemoryByLength | None:
-    """Trace a job at some lengths of its samples; return None where all are as long, or where it cannot be traced.
-
-    Args:
-        at_longest: Its trace at the longest.
-    """
-    if job.lengths is None:
-        return None
-    models = {job.lengths.longest: at_longest}
-    for length in traced_lengths(job.lengths)[1:]:
-        at_length = job.at_length(length)
-        traced = recall_or_trace(at_length, run_dir, on_progress, gpu=gpu, fresh=fresh, environment=environment)
-        if not isinstance(traced, CostModel):
-            return None
-        models[length] = traced
-    return MemoryByLength(models=models)
 
 
 def operations_over_file(searched: Sequence[TracedVariant], variant: int, size: int) -> float | None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,13 @@ class Collation(StrEnum):
     BUCKETS = "buckets"  # as `longest`, of samples of one bucket
     PACKED = "packed"  # several samples in each row of the longest length
     TOKENS = "tokens"  # sorted, and as many samples as have a number of tokens, padding included
+
+
+class BatchShape(NamedTuple):
+    """The rows of a batch and their length."""
+
+    num_rows: int
+    length: int  # tokens of a row, padding included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +143,20 @@ class Lengths:
             return micro_batch_size
         return micro_batch_size * self.longest // length
 
+    def extreme_batches(self, micro_batch_size: int) -> tuple[BatchShape, ...]:
+        """Return the batches of which one needs most memory: the longest and, with most rows, the shortest.
+
+        The shortest counts where a batch has a number of tokens: what a sample holds whatever its length, such as a
+        picture, then is highest. Memory of `rows * (fixed + linear * length + quadratic * length^2)` is convex in the
+        length while `rows * length` stays, so that no batch between the two needs more. Elsewhere all batches have as
+        many rows, and the longest needs most.
+        """
+        longest = BatchShape(self.num_rows(micro_batch_size, self.longest), self.longest)
+        if self.collation is not Collation.TOKENS:
+            return (longest,)
+        shortest = _shortest_batch(self, micro_batch_size)
+        return tuple(dict.fromkeys((longest, BatchShape(self.num_rows(micro_batch_size, shortest), shortest))))
+
     def typical_batches(self, micro_batch_size: int) -> tuple[TypicalBatch, ...]:
         """Return the batches that stand for all of a size, the shortest first; their shares add up to 1.
 
@@ -218,6 +239,19 @@ def _batches_of_tokens(lengths: Lengths, micro_batch_size: int) -> list[Integers
             batches.append(sorted_samples[first:place])
             first = place
     return [*batches, sorted_samples[first:]]
+
+
+def _shortest_batch(lengths: Lengths, micro_batch_size: int) -> int:
+    """Return the length of the batch of the shortest samples, of which as many are as have so many tokens."""
+    padded = _ascending_rows(lengths)
+    tokens = padded * np.arange(1, len(padded) + 1)  # of a batch of the first, of the first two, ...
+    num_fitting = int(np.searchsorted(tokens, micro_batch_size * lengths.longest, side="right"))
+    return int(padded[num_fitting - 1])
+
+
+@functools.lru_cache(maxsize=8)
+def _ascending_rows(lengths: Lengths) -> Integers:
+    return np.sort(-(-_sequence(lengths) // lengths.multiple_of) * lengths.multiple_of)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from bexplore.job.batching import MAX_SAMPLES
-from bexplore.job.lengths import Lengths
+from bexplore.job.lengths import BatchShape, Collation, Lengths
 
 NUM_BUFFERS = 8  # of a peak that are named
 _TYPICAL_SIZE = 8  # only orders the names of buffers that grow differently
 _PARTS = (1, 2, 4)  # of the longest length, at which is traced
 _FEWEST_TOKENS = 8  # a shorter length is traced for no job
+_FAR = 4  # between lengths of a larger ratio one is traced, too
+_NUM_NODES = 3  # traced lengths through which memory at another length goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,8 @@ class CostModel:
             backward pass depends on the size; None where it does not.
         largest_small: The largest size whose memory is that of `small`.
         remembered_from: Time of the trace (ISO 8601, UTC) if an earlier run made it; else None.
+        by_length: Traces at several lengths, where batches of one size have other numbers of rows: memory is that of
+            the batch that needs most. None where it is that of the longest samples.
     """
 
     fingerprint: str
@@ -204,6 +208,7 @@ class CostModel:
     small: CostModel | None = None
     largest_small: int = 0
     remembered_from: str | None = None
+    by_length: MemoryByLength | None = None
 
     @property
     def flops_per_sample(self) -> float:
@@ -225,6 +230,8 @@ class CostModel:
 
     def phases(self, micro_batch_size: int) -> dict[str, int]:
         """Return the peak bytes by phase: `forward`, `backward`, `update`; evaluation has the first alone."""
+        if self.by_length is not None:
+            return self.by_length.phases(*self.by_length.worst_batch(micro_batch_size))
         return {
             phase.value: max(math.ceil(peak.size(micro_batch_size)) for peak in peaks)
             for phase, peaks in self._choose_peaks(micro_batch_size).items()
@@ -242,6 +249,9 @@ class CostModel:
 
     def largest_buffers(self, micro_batch_size: int) -> list[tuple[str, int]]:
         """Return the places of the source, or kinds of state, that hold most bytes at the peak, largest first."""
+        if self.by_length is not None:
+            num_rows, length = self.by_length.worst_batch(micro_batch_size)
+            return self.by_length.nearest(length).largest_buffers(num_rows)
         _, peak = self.peak_at(micro_batch_size)
         sizes = [(buffer.label, round(buffer.size(micro_batch_size))) for buffer in peak.buffers]
         return sorted((item for item in sizes if item[1] > 0), key=lambda item: -item[1])
@@ -254,8 +264,15 @@ class CostModel:
 def traced_lengths(lengths: Lengths) -> tuple[int, ...]:
     """Return the lengths at which a job is traced, the longest first."""
     step = lengths.multiple_of
-    found = [math.ceil(lengths.longest / part / step) * step for part in _PARTS]
-    return tuple(dict.fromkeys(length for length in found if length >= _FEWEST_TOKENS or length == lengths.longest))
+    found = [lengths.longest / part for part in _PARTS]
+    if lengths.collation is Collation.TOKENS:
+        shortest = max(lengths.extreme_batches(1)[-1].length, _FEWEST_TOKENS)
+        found = [length for length in found if length > shortest]
+        if found and found[-1] > _FAR * shortest:
+            found.append(math.sqrt(found[-1] * shortest))
+        found.append(shortest)
+    padded = dict.fromkeys(math.ceil(length / step) * step for length in found)
+    return tuple(length for length in padded if length >= _FEWEST_TOKENS or length == lengths.longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,15 +280,31 @@ class MemoryByLength:
     """The traces of one job at several lengths of its samples."""
 
     models: Mapping[int, CostModel]  # by length, tokens
+    lengths: Lengths  # of the samples
 
-    def peak_memory_bytes(self, micro_batch_size: int, length: int) -> int:
-        """Return the peak of a step whose batches have a size and a length."""
-        by_length = {traced: model.phases(micro_batch_size) for traced, model in self.models.items()}
-        phases = next(iter(by_length.values()))
-        return max(
-            round(_interpolate({traced: peaks[phase] for traced, peaks in by_length.items()}, length))
-            for phase in phases
-        )
+    def peak_memory_bytes(self, num_rows: int, length: int) -> int:
+        """Return the peak of a step whose batches have a number of rows and a length."""
+        return max(self.phases(num_rows, length).values())
+
+    def phases(self, num_rows: int, length: int) -> dict[str, int]:
+        """Return the peak of such a step by phase: a polynomial through the nearest traced lengths."""
+        near = sorted(self.models, key=lambda traced: abs(math.log(traced / length)))[:_NUM_NODES]
+        peaks = {traced: self.models[traced].phases(num_rows) for traced in near}
+        return {
+            phase: round(_interpolate({traced: found[phase] for traced, found in peaks.items()}, length))
+            for phase in peaks[near[0]]
+        }
+
+    def nearest(self, length: int) -> CostModel:
+        """Return the trace at the length nearest to one."""
+        return self.models[min(self.models, key=lambda traced: abs(math.log(traced / length)))]
+
+    def worst_batch(self, micro_batch_size: int) -> BatchShape:
+        """Return the batch of the collation that needs most memory: an extreme one, or at a traced length between."""
+        lengths, extremes = self.lengths, self.lengths.extreme_batches(micro_batch_size)
+        between = [length for length in self.models if extremes[-1].length < length < extremes[0].length]
+        shapes = [*extremes, *(BatchShape(lengths.num_rows(micro_batch_size, length), length) for length in between)]
+        return max(shapes, key=lambda shape: self.peak_memory_bytes(*shape))
 
     def longest_that_fits(self, micro_batch_size: int, budget_bytes: float, *, limit: int) -> int:
         """Return the largest length up to a limit whose peak is within a budget; 0 where none is.
@@ -280,9 +313,15 @@ class MemoryByLength:
         """
         if len(self.models) == 1:
             limit = min(limit, *self.models)
-        return bisect.bisect_right(
-            range(1, limit + 1), budget_bytes, key=lambda length: self.peak_memory_bytes(micro_batch_size, length)
-        )
+        of_tokens = self.lengths.collation is Collation.TOKENS
+
+        def peak(length: int) -> int:
+            rows = max(1, self.lengths.num_rows(micro_batch_size, length)) if of_tokens else micro_batch_size
+            return self.peak_memory_bytes(rows, length)
+
+        shortest = self.lengths.longest if of_tokens else 1  # shorter rows of a number of tokens are more
+        num_fitting = bisect.bisect_right(range(shortest, limit + 1), budget_bytes, key=peak)
+        return shortest - 1 + num_fitting if num_fitting else 0
 
 
 def _interpolate(values: Mapping[int, float], place: int) -> float:

@@ -65,6 +65,31 @@ def filled_up_to_eight(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tenso
     return samples(-(-micro_batch_size // 8) * 8)
 
 
+class Captioner(nn.Module):
+    """Text of any length beside a picture of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(64, WIDTH)
+        self.picture = nn.Linear(1, WIDTH)
+
+    def forward(self, picture: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        return self.words(text) + self.picture(torch.relu(picture).mean(1, keepdim=True))[:, None]
+
+
+def captioner() -> nn.Module:
+    return Captioner()
+
+
+def captioned_pictures(micro_batch_size: int, sequence_length: int) -> tuple:
+    text = torch.randint(64, (micro_batch_size, sequence_length))
+    return (torch.randn(micro_batch_size, 2**16), text), text
+
+
+def caption_loss(outputs: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), text.flatten() % WIDTH)
+
+
 class Graphs:
     """A batch of a kind of its own, as libraries for graphs have."""
 

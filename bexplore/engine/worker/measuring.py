@@ -24,7 +24,7 @@ from bexplore.engine.worker.step_checks import FEWEST_SAMPLES, check_step
 from bexplore.engine.worker.steps import BatchMix, len_of
 from bexplore.engine.worker.timing import RanPass, Timed, headline, run_pass, time_size
 from bexplore.errors import UserInputError
-from bexplore.job.lengths import Lengths
+from bexplore.job.lengths import BatchShape, Lengths
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import Batch
 from bexplore.workloads.workload import find_unfused, name_optimizers
@@ -131,8 +131,7 @@ def _run(session: Session, probe: Probe, pass_budget_s: float) -> ProbeFacts:
     timed_batch = session.make_timed_batch(size)
     first_pass_s = _compile(session, timed_batch, probe)
 
-    batch = _make_longest(session, timed_batch, size)
-    memory = _read_memory(session, batch, probe)
+    batch, memory, memory_batch = _read_worst(session, timed_batch, probe)
 
     passes, known = _passes_at_hand(session, timed_batch, memory)
     others, why_alone = _make_others(session, probe)
@@ -157,7 +156,7 @@ def _run(session: Session, probe: Probe, pass_budget_s: float) -> ProbeFacts:
     update_times_s = steps.time_updates(MAX_UPDATES, batch) if session.is_training else []
     num_retries = num_alloc_retries(session.device) - num_retries
     return ProbeFacts(
-        timed=dataclasses.replace(timed, details={**timed.details, **collations}),
+        timed=dataclasses.replace(timed, details={**timed.details, **collations, **memory_batch}),
         memory=memory,
         update_times_s=update_times_s,
         first_pass_s=first_pass_s,
@@ -177,28 +176,44 @@ def _compile(session: Session, timed_batch: Batch | BatchMix, probe: Probe) -> f
     return seconds
 
 
-def _make_longest(session: Session, timed_batch: Batch | BatchMix, micro_batch_size: int) -> Batch:
-    """Return the batch whose memory is read: the longest, once typical ones have run, as late in a training.
+def _read_worst(
+    session: Session, timed_batch: Batch | BatchMix, probe: Probe
+) -> tuple[Batch, StepMemory, dict[str, Any]]:
+    """Return the batch that needs most memory, its step's memory, and its shape for the observation.
 
-    Blocks that a caching allocator has kept for typical batches may be too small for the longest.
+    It is run once typical ones have run, as late in a training: blocks that a caching allocator has kept for typical
+    batches may be too small for it.
     """
-    if not isinstance(timed_batch, BatchMix):
-        return timed_batch
+    lengths = session.job.lengths
+    if not isinstance(timed_batch, BatchMix) or lengths is None:
+        return timed_batch, _read_memory(session, timed_batch, probe), {}
     session.report(stage="typical batches", headroom_bytes=session.growth_bytes())
     for one in timed_batch.batches:
         session.steps.forward_backward(one)
     session.steps.clear_gradients()
-    return session.make_batch(micro_batch_size)
+    batch = session.make_batch(probe.micro_batch_size)
+    memory = _read_memory(session, batch, probe)
+    longest, *others = lengths.extreme_batches(probe.micro_batch_size)
+    worst = longest
+    for shape in others:
+        session.steps.clear_gradients()
+        other = session.batches.make_of_length(*shape)
+        of_other = _read_memory(session, other, probe, shape)
+        if of_other.used_bytes > memory.used_bytes:
+            batch, memory, worst = other, of_other, shape
+    return batch, memory, {"memory_batch": list(worst)}
 
 
-def _read_memory(session: Session, batch: Batch, probe: Probe) -> StepMemory:
+def _read_memory(session: Session, batch: Batch, probe: Probe, shape: BatchShape | None = None) -> StepMemory:
+    """Read the memory of a step of a batch; one of another shape than that of the longest samples is named by it."""
     session.report(stage="memory", headroom_bytes=session.growth_bytes(batch))
     size = probe.micro_batch_size
     if probe.purpose.is_verification:
-        return session.memory_step.verify(batch, size)
+        return session.memory_step.verify(batch, size, shape)
     # At the best samples/s of this process; 0 while nothing was timed.
     per_sample_s = (seconds / known for known, seconds in session.usual_pass_s.items())
-    return session.memory_step.run(batch, size, expected_pass_s=size * min(per_sample_s, default=0.0))
+    expected_pass_s = size * min(per_sample_s, default=0.0)
+    return session.memory_step.run(batch, size, shape, expected_pass_s=expected_pass_s)
 
 
 def _passes_at_hand(

@@ -45,6 +45,7 @@ from bexplore.engine.worker.timing import (
 )
 from bexplore.engine.worker.torch_private import around_compilations
 from bexplore.job import Mode
+from bexplore.job.lengths import BatchShape
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.profile import Profile
 from bexplore.workloads import Batch, Workload, build
@@ -69,31 +70,40 @@ class StepMemory:
     passes: tuple[RanPass, ...]  # those of the step that were timed
 
     @property
+    def used_bytes(self) -> int:
+        """Peak of the tensors, else what the process held; 0 where neither is known."""
+        return self.peak.allocated_bytes if self.peak else self.resident_bytes or 0
+
+    @property
     def passes_that_count(self) -> tuple[RanPass, ...]:
         """Those that are so long that being watched did not change them."""
         return tuple(one for one in self.passes if one.seconds >= LONG_PASS_S)
 
 
 class MemoryStep:
-    """Reads the peak of a step of a workload, once a size."""
+    """Reads the peak of a step of a workload, once a size and shape of its batch."""
 
     def __init__(self, steps: Steps, device: torch.device, limit: DataLimit, *, is_training: bool) -> None:
         self._steps, self._device, self._limit = steps, device, limit
         self._is_training = is_training
-        self._known: dict[int, StepMemory] = {}  # of sizes that this process has measured
+        # Of sizes that this process has measured, and shapes other than that of the longest samples.
+        self._known: dict[tuple[int, BatchShape | None], StepMemory] = {}
         self._trained: list[torch.nn.Parameter] | None = None  # have a gradient between passes; None if not known
 
-    def run(self, batch: Batch, micro_batch_size: int, *, expected_pass_s: float) -> StepMemory:
+    def run(
+        self, batch: Batch, micro_batch_size: int, shape: BatchShape | None = None, *, expected_pass_s: float
+    ) -> StepMemory:
         """Run a step; a size that this process has measured runs one pass, and keeps its memory."""
-        known = self._known.get(micro_batch_size)
+        known = self._known.get((micro_batch_size, shape))
         if known is not None:
             return dataclasses.replace(known, passes=(run_pass(self._steps, batch),))
         is_long = needs_no_warm_up(self._device, expected_pass_s) and self._steps.zeros_stand_for_a_pass
-        return self._measure(batch, micro_batch_size, num_steps=1, zeros_for=self._trained if is_long else None)
+        zeros_for = self._trained if is_long else None
+        return self._measure(batch, (micro_batch_size, shape), num_steps=1, zeros_for=zeros_for)
 
-    def verify(self, batch: Batch, micro_batch_size: int) -> StepMemory:
+    def verify(self, batch: Batch, micro_batch_size: int, shape: BatchShape | None = None) -> StepMemory:
         """Run the steps of the final answer, whose peak is always read."""
-        return self._measure(batch, micro_batch_size, num_steps=STEPS_OF_VERIFICATION, zeros_for=None)
+        return self._measure(batch, (micro_batch_size, shape), num_steps=STEPS_OF_VERIFICATION, zeros_for=None)
 
     def peak_of_one(self, batch: Batch) -> PeakMemory | None:
         """Return the peak of one step of another program than the one that is measured."""
@@ -104,7 +114,12 @@ class MemoryStep:
         return measure_peak(step, self._device, alive=alive, hidden_bytes=hidden_bytes)
 
     def _measure(
-        self, batch: Batch, micro_batch_size: int, *, num_steps: int, zeros_for: Sequence[torch.nn.Parameter] | None
+        self,
+        batch: Batch,
+        key: tuple[int, BatchShape | None],
+        *,
+        num_steps: int,
+        zeros_for: Sequence[torch.nn.Parameter] | None,
     ) -> StepMemory:
         gradients: list[Gradient] = []
         passes: list[RanPass] = []
@@ -124,7 +139,7 @@ class MemoryStep:
         )
         # Retries of the allocator are those of this step, and of no later one.
         no_retries = peak and dataclasses.replace(peak, num_alloc_retries=0)
-        self._known[micro_batch_size] = dataclasses.replace(memory, peak=no_retries)
+        self._known[key] = dataclasses.replace(memory, peak=no_retries)
         return memory
 
     def _take(

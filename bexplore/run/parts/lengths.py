@@ -13,7 +13,7 @@ from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Observation
 from bexplore.run.parts.row import Row, View
 from bexplore.trace.cost_model import MemoryByLength
-from bexplore.units import format_bytes, format_seconds
+from bexplore.units import counted, format_bytes, format_seconds
 
 # The longest sample that fits is searched up to this factor of the longest that there is.
 _FARTHEST = 16
@@ -63,6 +63,8 @@ class LengthsPart:
     is_static: bool  # whether each of them is a program of its own
     compile_time_s: float | None  # seconds to compile one program; None where that was not measured
     others: Mapping[str, OtherCollation] = field(default_factory=dict)  # other collations, by name
+    # Rows and tokens of the batch with which memory was read, the one that needs most; None where nothing ran.
+    peak_batch: tuple[int, int] | None = None
 
     def rows(self, view: View) -> Iterator[Row]:
         """Yield the lengths of samples and batches, the longest that fit, padding, and the programs of lengths."""
@@ -119,6 +121,7 @@ def find_lengths(
         longest_that_fits=fits,
         num_lengths=len(np.unique(rows)),
         is_static=job.compile.enabled and job.compile.dynamic is False,
+        peak_batch=_peak_batch(lengths, micro_batch_size, ran),
         compile_time_s=_compile_time_s(ran),
         others=_others(lengths, micro_batch_size, ran),
     )
@@ -129,6 +132,13 @@ def _positions(job: Job) -> int | None:
     config: Mapping[str, Any] = job.model.get("config") or job.model
     found = (config.get(name) for name in _NAMES_OF_POSITIONS)
     return next((value for value in found if isinstance(value, int) and value > 0), None)
+
+
+def _peak_batch(lengths: Lengths, micro_batch_size: int, ran: Observation | None) -> tuple[int, int] | None:
+    if ran is None:
+        return None
+    num_rows, length = ran.details.get("memory_batch") or lengths.extreme_batches(micro_batch_size)[0]
+    return int(num_rows), int(length)
 
 
 def _compile_time_s(ran: Observation | None) -> float | None:
@@ -174,8 +184,15 @@ def _lengths_sentence(lengths: LengthsPart) -> str:
 
 
 def _longest_sentence(lengths: LengthsPart) -> str:
-    """Return that the size ran with the longest samples, and what the trace says of other lengths."""
+    """Return with which batch the size ran when memory was read, and what the trace says of other lengths."""
     text = f"ran with a batch of the longest samples, {lengths.longest} tokens each, after typical ones"
+    if lengths.micro_batch_tokens is not None and lengths.peak_batch is not None:
+        num_rows, length = lengths.peak_batch
+        which = "longest" if length == lengths.longest else "shortest"
+        text = (
+            f"needs most memory with the {which} samples, {counted(num_rows, 'row')} of {length} tokens: ran with "
+            "these after typical ones"
+        )
     if lengths.typical_memory_bytes is not None:
         text += f"; a batch of {lengths.typical} tokens needs {format_bytes(lengths.typical_memory_bytes)} by the trace"
     if lengths.longest_that_fits:

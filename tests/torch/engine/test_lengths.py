@@ -13,6 +13,7 @@ from bexplore.engine.worker.session import Session
 from bexplore.job import CompileSettings, Job
 from bexplore.job.lengths import Collation, Lengths
 from bexplore.measurement.probe import Compilation, Probe, Purpose
+from tests.builders import imported_job
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,6 +50,19 @@ def test_the_peak_of_a_probe_is_that_of_a_batch_of_the_longest_samples():
     of_many, of_longest = measured(session_of(job_of(LENGTHS))), measured(session_of(job_of(None)))
 
     assert of_many["peak_memory_bytes"] == of_longest["peak_memory_bytes"]
+
+
+def test_memory_of_a_number_of_tokens_is_read_where_most_is_needed():
+    lengths = Lengths.from_samples([8, 16, 128], collation=Collation.TOKENS)
+    eager = CompileSettings(enabled=False)
+    job = imported_job(
+        "captioner", batch="captioned_pictures", loss="caption_loss", compile=eager, lengths=lengths, device="cpu"
+    )
+    probe = Probe(number=0, micro_batch_size=1, compilation=Compilation.EAGER, max_passes=2)
+    found = measure(session_of(job), probe, pass_budget_s=0.1)
+
+    assert found["details"]["memory_batch"] == [16, 8]
+    assert found["peak_memory_bytes"] > 16 * 4 * 2**16
 
 
 def test_a_pass_is_one_of_each_typical_batch_and_its_time_their_mean(monkeypatch):

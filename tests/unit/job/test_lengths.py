@@ -17,6 +17,7 @@ from bexplore.job.lengths import (
     SORTED_BATCHES,
     Collation,
     Lengths,
+    _batches_of_tokens,
 )
 
 UNIFORM = Lengths.from_samples(np.arange(1, 513))
@@ -388,3 +389,37 @@ def test_others_are_the_collations_of_the_same_samples_that_pad_less(collation, 
 
 def test_samples_of_one_length_need_no_other_collation():
     assert lengths(10, 10).others == ()
+
+
+@pytest.mark.parametrize("collation", [one for one in Collation if one is not Collation.TOKENS])
+def test_rows_that_stay_need_most_memory_at_the_longest(collation):
+    found = lengths(10, 20, 90, multiple_of=8, collation=collation, buckets=(50, 100))
+    assert found.extreme_batches(4) == ((4, 96),)
+
+
+def test_a_number_of_tokens_has_most_rows_of_the_shortest_samples():
+    assert lengths(8, 32, 256, collation=Collation.TOKENS).extreme_batches(2) == ((2, 256), (64, 8))
+
+
+def test_a_rare_short_sample_makes_no_batch_of_its_own():
+    rare = Lengths.from_samples([1, 32, 64], [1e-5, 0.5, 0.5], collation=Collation.TOKENS)
+    assert rare.extreme_batches(2) == ((2, 64), (4, 32))
+
+
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=6),
+    st.sampled_from([1, 8]),
+    st.integers(1, 40),
+    st.tuples(*(st.integers(0, 1000) for _ in range(3))),
+)
+@settings(max_examples=40, deadline=None)
+def test_no_batch_of_a_number_of_tokens_needs_more_than_the_extreme_ones(samples, multiple_of, size, memory):
+    fixed, linear, quadratic = memory
+    given_lengths = lengths(*samples, multiple_of=multiple_of, collation=Collation.TOKENS)
+
+    def needed(num_rows: int, length: int) -> int:
+        return num_rows * (fixed + linear * length + quadratic * length**2)
+
+    batches = _batches_of_tokens(given_lengths, size)
+    worst = max(needed(len(one), -(-int(one[-1]) // multiple_of) * multiple_of) for one in batches)
+    assert worst <= max(needed(*shape) for shape in given_lengths.extreme_batches(size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bexplore.host.records import from_record, to_record
-from bexplore.job.lengths import Lengths
+from bexplore.job.lengths import Collation, Lengths
 from bexplore.trace.cost_model import (
     Buffer,
     CostModel,
@@ -93,7 +94,8 @@ def model_at(length: int) -> CostModel:
 
 
 def memory(*lengths: int) -> MemoryByLength:
-    return MemoryByLength(models={length: model_at(length) for length in lengths})
+    samples = Lengths.from_samples([lengths[-1], lengths[0]])
+    return MemoryByLength(models={length: model_at(length) for length in lengths}, lengths=samples)
 
 
 MEMORY = memory(512, 256, 128)
@@ -164,6 +166,48 @@ def test_larger_budgets_fit_longer_samples_and_larger_sizes_shorter_ones():
 
     assert by_budget == sorted(set(by_budget))
     assert by_size == sorted(set(by_size), reverse=True)
+
+
+PICTURE = 50_000  # bytes of a sample whatever its length
+TOKENS = Lengths.from_samples([8, 16, 512], [0.5, 0.25, 0.25], collation=Collation.TOKENS)
+
+
+def with_pictures() -> CostModel:
+    models = {
+        length: cost_model(Polynomial(WEIGHTS, PICTURE + 40 * length + length**2), fingerprint=f"{length:016}")
+        for length in traced_lengths(TOKENS)
+    }
+    return dataclasses.replace(models[512], by_length=MemoryByLength(models=models, lengths=TOKENS))
+
+
+def test_a_number_of_tokens_is_traced_at_its_shortest_too():
+    assert traced_lengths(TOKENS) == (512, 256, 128, 32, 8)
+    assert traced_lengths(dataclasses.replace(TOKENS, multiple_of=64)) == (512, 256, 128, 64)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_the_peak_of_a_number_of_tokens_is_that_of_its_worst_batch(size):
+    model = with_pictures()
+
+    assert model.by_length.worst_batch(size) == (size * 64, 8)
+    assert model.peak_memory_bytes(size) == WEIGHTS + size * 64 * (PICTURE + 40 * 8 + 64)
+
+
+def test_the_largest_number_of_tokens_that_fits_is_judged_by_the_worst_batch():
+    model = with_pictures()
+    assert model.max_micro_batch_size(model.peak_memory_bytes(5)) == 5
+
+
+def test_a_longer_sample_of_a_number_of_tokens_is_in_fewer_rows():
+    model = with_pictures()
+    budget = WEIGHTS + PICTURE + 40 * 2000 + 2000**2
+    assert model.by_length.longest_that_fits(4, budget, limit=8192) == 2000
+    assert model.by_length.longest_that_fits(4, WEIGHTS, limit=8192) == 0
+
+
+def test_traces_at_several_lengths_survive_json():
+    model = with_pictures()
+    assert from_record(CostModel, json.loads(json.dumps(to_record(model)))) == model
 
 
 def test_polynomials_multiply():

@@ -36,6 +36,7 @@ def result(**fields: Any) -> LengthsPart:
         "longest_that_fits": 700,
         "num_lengths": 6,
         "is_static": False,
+        "peak_batch": (4, 512),
         "compile_time_s": 8.0,
     }
     return LengthsPart(**facts | fields)
@@ -116,6 +117,14 @@ def test_a_number_of_tokens_is_told_as_rows_of_long_and_of_typical_samples():
     assert next(told) == (
         "tokens",
         "micro_batch_tokens 4096: the longest samples, 512 tokens, in 8 rows, or typical ones, 120 tokens, in 34",
+    )
+
+
+@pytest.mark.parametrize(("batch", "which"), [((4, 512), "longest"), ((256, 8), "shortest")])
+def test_a_number_of_tokens_tells_which_batch_needs_most_memory(batch, which):
+    told = rows(micro_batch_tokens=2048, collation="tokens", peak_batch=batch)["longest samples"]
+    assert told.startswith(
+        f"needs most memory with the {which} samples, {batch[0]} rows of {batch[1]} tokens: ran with these after"
     )
 
 
