@@ -180,11 +180,13 @@ class View:
             return _of_about(elapsed_s, self._planned_s)
         if not self._observations or remaining <= 0:
             return ""
-        each_s = statistics.median(item.elapsed_s for item in self._observations)
+        # Those that did not fit ended early; the search expects passes and compilation of a probe alone.
+        whole = [item for item in self._observations if item.is_measured] or self._observations
+        each_s = statistics.median(item.elapsed_s for item in whole)
         left_s = remaining * each_s
         if self._probe is not None:
             now_s = self._clock() - self._stage_began_s
-            left_s = (remaining - 1) * each_s + max(0.0, (self._expected_s or each_s) - now_s)
+            left_s = (remaining - 1) * each_s + max(0.0, max(self._expected_s or 0.0, each_s) - now_s)
         return f", at most about {format_seconds(max(1.0, left_s))} left"
 
     def _stage_row(self) -> tuple[str, str, str]:

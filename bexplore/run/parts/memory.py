@@ -10,6 +10,7 @@ from bexplore.run.parts.row import Row, View
 from bexplore.units import format_bytes, format_share
 
 CLEARLY_MORE, CLEARLY_MORE_BYTES = 1.1, 64 * 2**20
+SHOWN_SHARE = 0.005  # of the budget that shows in three digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class MemoryPart:
         if peak is None:
             yield Row("memory", "peak unknown on this device")
             return
-        texts = [memory_words(peak, self.resident_memory_bytes, is_full=self.memory_headroom_bytes == 0)]
+        texts = [memory_words(peak, self.resident_memory_bytes, headroom_bytes=self.memory_headroom_bytes)]
         texts.append(self.headroom_words())
         if view.is_emulated and predicted:  # the peak is all that was looked for
             texts.append(f"the trace predicted {format_bytes(predicted)}, {100 * (predicted / peak - 1.0):+.1f}%")
@@ -55,11 +56,17 @@ class MemoryPart:
         return f"{format_bytes(headroom)} ({format_share(share)}) of the budget stay free"
 
 
-def memory_words(peak_bytes: int | None, resident_bytes: int | None, *, is_full: bool = False) -> str:
-    """Return the tensors' peak in words, and the resident memory where it is clearly more or fills the budget."""
+def memory_words(peak_bytes: int | None, resident_bytes: int | None, *, headroom_bytes: int | None = None) -> str:
+    """Return the tensors' peak in words, and the resident memory where it is clearly more.
+
+    Beside a headroom it is told wherever it shows: the budget is what is held and what stays free.
+    """
     text = f"peak {format_bytes(peak_bytes)}"
     if peak_bytes is None or resident_bytes is None or resident_bytes <= peak_bytes:
         return text
-    if not is_full and resident_bytes <= max(CLEARLY_MORE * peak_bytes, peak_bytes + CLEARLY_MORE_BYTES):
+    least = max(CLEARLY_MORE * peak_bytes, peak_bytes + CLEARLY_MORE_BYTES)
+    if headroom_bytes is not None:
+        least = peak_bytes + SHOWN_SHARE * (resident_bytes + headroom_bytes)
+    if resident_bytes <= least and headroom_bytes != 0:
         return text
     return f"{text} of tensors, {format_bytes(resident_bytes)} held by the process"

@@ -100,6 +100,21 @@ def test_the_view_shows_the_best_settings_curve_and_the_probes_name():
     assert (plot.count("◆"), plot.count("●")) == (1, 1)  # and not the size of the other settings
 
 
+def test_the_last_probe_is_expected_to_last_as_those_that_ran_whole():
+    clock = Clock()
+    view = View(clock)
+    plan = {"title": "job", "run": None, "num_known_probes": 0, "changes": (), "device": "cpu", "candidates": ""}
+    view(Planned(max_probes=4, expected_s=None, **plan))
+    for number, (outcome, elapsed_s) in enumerate(
+        [(Outcome.MEASURED, 20.0), (Outcome.OUT_OF_MEMORY, 0.2), (Outcome.OUT_OF_MEMORY, 0.2)]
+    ):
+        view(ProbeFinished(observation=observed(8, number=number, outcome=outcome, elapsed_s=elapsed_s)))
+    view(ProbeStarted(probe=Probe(number=3, micro_batch_size=4), expected_s=1.0))
+    clock.now += 5.0
+
+    assert "at most about 15.0 s left" in seen(view)
+
+
 def test_before_the_first_probe_the_time_of_the_whole_is_told_as_such():
     clock = Clock()
     view = View(clock)

@@ -257,7 +257,16 @@ def test_the_last_words_leave_out_what_is_not_known():
     ("resident_bytes", "headroom_bytes", "told"),
     [
         (2**21, 0, "peak 26.7 KiB of tensors, 2.00 MiB held by the process, no memory budget left"),
-        (2**18, 3 * 2**18, "peak 26.7 KiB, 768 KiB (75%) of the budget stay free"),
+        (
+            2**18,
+            3 * 2**18,
+            "peak 26.7 KiB of tensors, 256 KiB held by the process, 768 KiB (75%) of the budget",
+        ),
+        (
+            2**15,
+            2**20,
+            "peak 26.7 KiB of tensors, 32.0 KiB held by the process, 1.00 MiB (97%) of the budget",
+        ),
         (2**18, 2**30, "peak 26.7 KiB, 1.00 GiB (>99%) of the budget stay free"),
         (2**30, 2**18, "peak 26.7 KiB of tensors, 1.00 GiB held by the process, 256 KiB (<1%) of the budget stay free"),
     ],
@@ -269,7 +278,7 @@ def test_what_is_left_of_a_budget_is_told_as_people_would(resident_bytes, headro
         "memory_headroom_bytes": headroom_bytes,
     }
 
-    assert f"memory           {told}\n" in words(result(**memory))
+    assert f"memory           {told}" in words(result(**memory))
 
 
 EAGER = {
