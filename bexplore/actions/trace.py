@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bexplore.actions.probe import probe_once
 from bexplore.config.config import Config
 from bexplore.engine.process.limits import Progress
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.program_client import recall_or_trace, trace_lengths
-from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
+from bexplore.errors import BexploreError, EngineError, UserInputError
 from bexplore.exploration.emulated import parse_device_name
 from bexplore.exploration.memory_budget import (
     count_gradient_bytes,
@@ -22,12 +21,12 @@ from bexplore.exploration.memory_budget import (
     resolve_budget,
 )
 from bexplore.exploration.setup import add_loader_lengths
+from bexplore.exploration.untraced import measure_untraced
 from bexplore.exploration.variants import operations_over_file, trace_all
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import torch_is_for_cpu
 from bexplore.job import Job
 from bexplore.job.lengths import Collation
-from bexplore.measurement.probe import Outcome
 from bexplore.run import run_directory
 from bexplore.run.event_records import listed_sizes, trace_record
 from bexplore.run.selection import TracedVariant
@@ -60,8 +59,9 @@ def trace_job(
         on_progress: Called with the workers' progress messages, and before the trace of each number of devices.
 
     Raises:
-        EngineError: The program cannot be traced. A variant beside the file's own settings says so in its event.
-        UserProgramError: The program also fails without the trace.
+        EngineError: The program can be neither traced nor measured. A variant beside the file's own settings says so in
+            its event.
+        UserProgramError: The program itself fails.
         UserInputError: The job is wrong, its device's memory is unknown, or so many devices cannot share the work.
     """
     config = add_loader_lengths(config, on_progress)
@@ -85,9 +85,10 @@ def trace_job(
 def _trace_variants(tracer: _Tracer, config: Config, micro_batch_sizes: Sequence[int] | None) -> list[dict[str, Any]]:
     on_device = config.on_device(tracer.device_name)  # the file's own job too: `auto` is no device
     variants, traces = on_device.variants, trace_all(on_device, tracer.log_dir, gpu=tracer.gpu, fresh=tracer.fresh)
-    traced = [TracedVariant.of(variant, trace) for variant, trace in zip(variants, traces, strict=True)]
-    if traced[0].cost_model is None:
-        raise tracer.untraceable(config, traced[0].reason)
+    known: list[CostModel | str] = [tracer.measure(config, one) if isinstance(one, str) else one for one in traces[:1]]
+    for variant, one in zip(variants[1:], traces[1:], strict=True):
+        known.append(_try_to_measure(tracer, config.with_variant(variant), one) if isinstance(one, str) else one)
+    traced = [TracedVariant.of(variant, trace) for variant, trace in zip(variants, known, strict=True)]
     models = [
         (config.with_variant(variant), one.cost_model)
         for variant, one in zip(variants, traced, strict=True)
@@ -101,6 +102,14 @@ def _trace_variants(tracer: _Tracer, config: Config, micro_batch_sizes: Sequence
         | {"operations_over_file": operations_over_file(traced, number, config.minimum)}
         for number, one in enumerate(traced)
     ]
+
+
+def _try_to_measure(tracer: _Tracer, config: Config, reason: str) -> CostModel | str:
+    """Measure a variant that cannot be traced; return why there is nothing of it where that fails too."""
+    try:
+        return tracer.measure(config, reason)
+    except BexploreError as error:
+        return error.message
 
 
 def share_among_devices(config: Config, num_devices: int) -> Config:
@@ -168,9 +177,7 @@ class _Tracer:
     def trace(self, config: Config) -> CostModel:
         """Trace one job, in a worker of its own: the ranks of a process are those of its first job."""
         traced = recall_or_trace(self._job(config), self.log_dir, lambda message: None, gpu=self.gpu, fresh=self.fresh)
-        if isinstance(traced, str):
-            raise self.untraceable(config, traced)
-        return traced
+        return self.measure(config, traced) if isinstance(traced, str) else traced
 
     def records(
         self, traced: Sequence[tuple[Config, CostModel]], micro_batch_sizes: Sequence[int] | None
@@ -231,27 +238,18 @@ class _Tracer:
             for length in shown
         }
 
-    def untraceable(self, config: Config, reason: str) -> BexploreError:
-        """Return the error of a job that cannot be traced; one eager pass shows whether the program itself fails."""
-        message = f"this job cannot be traced: {reason}"
-        if self.device is not None:
+    def measure(self, config: Config, reason: str) -> CostModel:
+        """Return what real steps tell of a job that cannot be traced; raise where they fail."""
+        if self.device is not None and _TOO_OLD in reason:
             eager = "the compiler has no kernels for such a device; trace its eager program: set explore.compile: false"
-            return EngineError(message, hint=eager if _TOO_OLD in reason else "")
-        size = config.minimum
-        run = probe_once(
-            config,
-            micro_batch_size=size,
-            compilation="eager",
-            model_dir=self.model_dir,
-            on_progress=self.on_progress,
-        ).observation
-        if run.is_measured:
-            hint = f"it runs at size {size}: bexplore explore {config.typed} works without a trace"
-            return EngineError(message, hint=hint)
-        if run.outcome is Outcome.CRASHED:
-            failure = f"your program fails at micro_batch_size {size}: {run.reason}"
-            return UserProgramError(failure, traceback_text=run.traceback_text)
-        return EngineError(f"{message}; at size {size} it ends as {run.outcome.value}: {run.reason}")
+            raise EngineError(f"this job cannot be traced: {reason}", hint=eager)
+        return measure_untraced(
+            config.on_device(self.device_name),
+            reason,
+            self.log_dir,
+            self.on_progress,
+            is_absent=self.device is not None,
+        )
 
     def _job(self, config: Config) -> Job:
         return config.on_device(self.device_name).job

@@ -147,7 +147,7 @@ class JobEvidence:
     def model_flops_utilization(self) -> float | None:
         """Return the share, 0 to 1, of the published arithmetic at the recommended size; None if unknown."""
         peak = self.job.peak_flops_per_s(self.device)
-        if self.cost_model is None or peak is None:
+        if self.cost_model is None or peak is None or not self.cost_model.has_operations:
             return None
         return self.cost_model.model_flops(self.best) * self.speeds[self.best] / self.best / peak
 
@@ -155,7 +155,7 @@ class JobEvidence:
     def bandwidth_share(self) -> float | None:
         """Return the share, 0 to 1, of the published bandwidth at the recommended size; None if unknown."""
         peak = self.device.bandwidth_bytes_per_s if self.device is not None else None
-        if self.cost_model is None or not peak:
+        if self.cost_model is None or not peak or not self.cost_model.bytes_moved:
             return None
         return self.cost_model.bytes_moved(self.best) * self.speeds[self.best] / self.best / peak
 
@@ -360,7 +360,7 @@ def _find_little_growth(evidence: JobEvidence) -> Values | None:
 )
 def _find_low_intensity(evidence: JobEvidence) -> Values | None:
     growth, model = _find_little_growth(evidence), evidence.cost_model
-    if growth is None or model is None:
+    if growth is None or model is None or not (model.bytes_moved and model.hardware_flops):
         return None
     intensity = model.hardware_flops(evidence.best) / model.bytes_moved(evidence.best)
     return None if intensity >= LOW_INTENSITY else {**growth, "flops_per_byte": intensity}

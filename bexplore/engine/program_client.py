@@ -109,7 +109,7 @@ def trace_lengths(
     Args:
         at_longest: Its trace at the longest, which may have those at others already.
     """
-    if job.lengths is None or at_longest.by_length is not None:
+    if job.lengths is None or at_longest.by_length is not None or at_longest.measured_at:
         return at_longest.by_length
     models = {job.lengths.longest: at_longest}
     for length in traced_lengths(job.lengths)[1:]:

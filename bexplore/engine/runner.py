@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from bexplore.engine.protocol.messages import (
     Done,
     Failed,
     ListLoaded,
+    MeasureMemory,
     Prepare,
     ProbeRequest,
     ProfileSteps,
@@ -81,10 +83,13 @@ class RunnerSettings:
     # Starts all ranks of a distributed job; None for one rank of it, or for a job of one device.
     launcher: Launcher | None = None
     worker_key: str | None = None  # that ranks must have which the user starts; None for a new one
+    is_timed: bool = True  # whether other explorers of the device must wait; on a CPU memory alone disturbs nobody
 
     @property
     def lock_names(self) -> list[str]:
         """Names of the locks of the devices."""
+        if not self.is_timed and device_kind(self.job.device) == "cpu":
+            return []
         num_ranks = 1 if self.launcher is None else self.launcher.num_ranks
         return lock_names(self.job.device, self.device_info, num_ranks=num_ranks)
 
@@ -103,7 +108,7 @@ class RunnerSettings:
         return self.run_dir.resolve() / "compiled" / f"micro_batch_size_{micro_batch_size}"
 
     def request(
-        self, kind: type[ProbeRequest], probe: Probe, mode: SharedMode, free_memory_bytes: int | None
+        self, kind: Callable[..., ProbeRequest], probe: Probe, mode: SharedMode, free_memory_bytes: int | None
     ) -> ProbeRequest:
         """Return the message that lets a worker prepare or run a probe."""
         is_final = probe.purpose.is_verification and probe.compilation is Compilation.EXACT
@@ -189,6 +194,11 @@ class EngineRunner:
         self._workers.start_spare(budget_bytes=self.settings.budget_bytes)
         self._ahead = self._in_some_mode(probe, Prepare)
         self._workers.await_spare()
+
+    def measure_memory(self, sizes: Sequence[int]) -> Observation:
+        """Measure a step at a few small sizes, ascending; `details` of what it returns has the cost model."""
+        probe = Probe(number=0, micro_batch_size=sizes[0])
+        return self._in_some_mode(probe, functools.partial(MeasureMemory, sizes=tuple(sizes)))
 
     def gradient_equivalence(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any]:
         """Compare the gradients of one replica batch at two splits; a `message` alone where that failed.
@@ -325,7 +335,7 @@ class EngineRunner:
         """Kind of shared program to begin with: the best of the device until a worker has tried it."""
         return self._known_mode or self.settings.shared_modes[0]
 
-    def _in_some_mode(self, probe: Probe, kind: type[ProbeRequest]) -> Observation:
+    def _in_some_mode(self, probe: Probe, kind: Callable[..., ProbeRequest]) -> Observation:
         first_mode = self._shared_mode
         while True:
             observation = self._run(probe, kind)
@@ -336,7 +346,7 @@ class EngineRunner:
                 return observation
             self._known_mode = next_mode
 
-    def _run(self, probe: Probe, kind: type[ProbeRequest], num_tries: int = MOST_TRIES) -> Observation:
+    def _run(self, probe: Probe, kind: Callable[..., ProbeRequest], num_tries: int = MOST_TRIES) -> Observation:
         self._choose_worker(probe)
         with self._device_lock():
             stopwatch = Stopwatch()
@@ -447,7 +457,7 @@ class EngineRunner:
         reason = f"{answer.reason} (without torch.compile, in a new process, the same step {found})"
         return dataclasses.replace(answer, outcome=Outcome.COMPILE_FAILED, reason=reason)
 
-    def _request(self, kind: type[ProbeRequest], probe: Probe) -> ProbeRequest:
+    def _request(self, kind: Callable[..., ProbeRequest], probe: Probe) -> ProbeRequest:
         return self.settings.request(kind, probe, self._shared_mode, self._free_memory_bytes)
 
     def _ask(self, request: Request, *, limit_s: float | None, stages_of: int | None = None) -> Done | Failed:

@@ -23,6 +23,7 @@ from bexplore.run.events import (
 from bexplore.run.parts.memory import memory_words
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished
+from bexplore.trace.cost_model import describe_source
 from bexplore.units import counted, format_bytes, format_seconds
 
 # Code -> its meaning. 202 is the reference flow's; the others are our own and never change meaning.
@@ -133,10 +134,10 @@ def trace_sentence(event: Traced) -> str:
     fits = record["max_micro_batch_size"]
     size = f"sizes up to {fits} fit" if fits else "not even the smallest size fits"
     remembered = f" of {record['remembered_from']}, remembered" if record["remembered_from"] else ""
-    return (
-        f"{record['num_parameters']:,} parameters, {record['flops_per_sample']:.3g} flops a sample; "
-        f"{size} by the trace{remembered}; {budget}"
-    )
+    flops = record["flops_per_sample"]
+    operations = "operations unknown" if flops is None else f"{flops:.3g} flops a sample"
+    source = describe_source(record.get("measured_at") or (), record.get("why_untraced") or "")
+    return f"{record['num_parameters']:,} parameters, {operations}; {size} by {source}{remembered}; {budget}"
 
 
 def settings_sentences(event: Traced) -> list[str]:

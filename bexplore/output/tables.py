@@ -9,6 +9,7 @@ from typing import Any
 from bexplore.job import Parallelism
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.output.table import Table
+from bexplore.trace.cost_model import describe_source
 from bexplore.units import counted, format_bytes, format_seconds
 
 MAX_SIZES = 5  # columns of the table of sizes by settings
@@ -34,9 +35,10 @@ def trace_table(record: Mapping[str, Any], *, width: int | None = None) -> str:
     largest = record["max_micro_batch_size"]
     bound = " (the largest that may be tried)" if largest in (record["bounds"][1], MAX_SAMPLES) else ""
     lines = [
-        f"{record['num_parameters']:,} parameters, {record['flops_per_sample']:.4g} flops a sample, "
-        f"{_when(record)} (fingerprint {record['fingerprint']})",
+        f"{record['num_parameters']:,} parameters, {_operations(record)}, {_when(record)} "
+        f"(fingerprint {record['fingerprint']})",
         *_of_rank(record),
+        *_not_traced([record]),
         f"memory of the program for {record['device_name'] or 'the CPU'}, to within "
         f"{2 * record['relative_sd']:.0%} (two standard deviations)",
         f"memory budget {format_bytes(record['memory_budget_bytes'])}: {record['why_budget']}",
@@ -77,6 +79,7 @@ def devices_table(records: Sequence[Mapping[str, Any]], *, width: int | None = N
         is_number=(True, *(True for _ in records), False),
     )
     lines = [
+        *_not_traced(records),
         f"{first['num_parameters']:,} parameters, memory of one rank, to within {2 * first['relative_sd']:.0%} (two "
         f"standard deviations) of the program for {first['device_name'] or 'the CPU'}",
         *_by_devices(records, lambda record: str(_parallelism(record))),
@@ -102,6 +105,7 @@ def settings_table(records: Sequence[Mapping[str, Any]], *, width: int | None = 
         is_number=(False, True, True, *(True for _ in sizes)),
     )
     lines = [
+        *_not_traced(records),
         f"{first['num_parameters']:,} parameters, memory to within {2 * first['relative_sd']:.0%} (two standard "
         f"deviations) of the program for {first['device_name'] or 'the CPU'}",
         f"memory budget {format_bytes(first['memory_budget_bytes'])}: {first['why_budget']}",
@@ -179,7 +183,22 @@ def _notes(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"note: {note}" for note in notes]
 
 
+def _operations(record: Mapping[str, Any]) -> str:
+    flops = record["flops_per_sample"]
+    return "operations unknown" if flops is None else f"{flops:.4g} flops a sample"
+
+
+def _not_traced(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each measurement that stands for a trace, with the sizes and the reason."""
+    measured = [one for one in records if one.get("measured_at")]
+    return list(dict.fromkeys(describe_source(one["measured_at"], one["why_untraced"]) for one in measured))
+
+
 def _when(record: Mapping[str, Any]) -> str:
+    if record.get("measured_at"):
+        if record["remembered_from"] is None:
+            return f"measured in {format_seconds(record['trace_s'])}"
+        return f"measured at {record['remembered_from']}, nothing has changed since; `fresh=True` measures anew"
     if record["remembered_from"] is None:
         return f"traced in {format_seconds(record['trace_s'])}"
     return f"remembered from {record['remembered_from']}, nothing has changed since; `fresh=True` traces anew"

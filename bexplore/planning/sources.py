@@ -22,7 +22,7 @@ from bexplore.run.facts import estimated, pass_times_by_kind, ranks_of
 from bexplore.run.parts.ranks import find_ranks
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run, program_of_answer
-from bexplore.trace.cost_model import CostModel
+from bexplore.trace.cost_model import CostModel, describe_source
 
 if TYPE_CHECKING:
     from bexplore.config.config import Config
@@ -186,7 +186,7 @@ def _is_for_search(one: Observation) -> bool:
 
 def _per_sample(job: Job, model: CostModel | None, name: str, micro_batch_size: int) -> float | None:
     """Return the operations of a sample; None where they differ with its length, as the trace is of the longest."""
-    if model is None or job.lengths is not None:
+    if model is None or job.lengths is not None or not model.has_operations:
         return None
     return float(getattr(model, name)(micro_batch_size)) / micro_batch_size
 
@@ -243,7 +243,7 @@ def trace_costs(
     device = device_by_name(device_name) if device_name else present
     return StepCosts(
         title=f"{config.path.name}: {own['num_parameters']:,} parameters",
-        origin=f"predicted by a trace of {config.path.name}",
+        origin=f"predicted by {_describe_source(own, config)}",
         parallelism=job.parallelism,
         num_replicas=config.num_replicas,
         model_flops=None if job.lengths is not None else own["flops_per_sample"],  # those of the longest sample
@@ -263,6 +263,12 @@ def trace_costs(
         other_settings=tuple(_compare_traced_settings(records)),
         notes=(*own["notes"], *(note for note, applies in notes.items() if applies)),
     )
+
+
+def _describe_source(record: Mapping[str, Any], config: Config) -> str:
+    if not record.get("measured_at"):
+        return f"a trace of {config.path.name}"
+    return f"{config.path.name}: {describe_source(record['measured_at'], record['why_untraced'])}"
 
 
 def _has_other_precision(record: Mapping[str, Any], own: Mapping[str, Any]) -> bool:

@@ -33,6 +33,8 @@ _TRACE_FIELDS = (
     "trace_s",
     "remembered_from",
     "fingerprint",
+    "measured_at",
+    "why_untraced",
     "notes",
 )
 
@@ -90,6 +92,8 @@ def trace_record(
         "max_micro_batch_size": fits if fits >= minimum else None,
         "bounds": [minimum, maximum],
         "reserved_over_peak": ratio,
+        "measured_at": list(cost_model.measured_at) or None,
+        **({} if cost_model.has_operations else {"flops_per_sample": None, "hardware_flops_per_sample": None}),
         "notes": list(cost_model.notes),
     }
 

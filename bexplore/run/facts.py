@@ -181,7 +181,7 @@ def find_size_facts(
         for item in sorted(measured, key=lambda item: not item.probe.compilation.is_for_search)
     }
     # The trace is of the longest samples: its operations are not those of batches of many lengths.
-    model = cost_model if job.lengths is None else None
+    model = cost_model if job.lengths is None and cost_model is not None and cost_model.has_operations else None
     found = []
     for size in sorted(latest):
         item = latest[size]

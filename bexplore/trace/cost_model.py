@@ -189,6 +189,8 @@ class CostModel:
         remembered_from: Time of the trace (ISO 8601, UTC) if an earlier run made it; else None.
         by_length: Traces at several lengths, where batches of one size have other numbers of rows: memory is that of
             the batch that needs most. None where it is that of the longest samples.
+        measured_at: Sizes of the real steps that were measured instead of a trace; empty for a trace.
+        why_untraced: Why there is no trace, in one line; empty for a trace.
     """
 
     fingerprint: str
@@ -209,6 +211,13 @@ class CostModel:
     largest_small: int = 0
     remembered_from: str | None = None
     by_length: MemoryByLength | None = None
+    measured_at: tuple[int, ...] = ()
+    why_untraced: str = ""
+
+    @property
+    def has_operations(self) -> bool:
+        """Whether operations are known: of ranks that were measured they are not, and are zero."""
+        return not self.measured_at or bool(self.hardware_flops)
 
     @property
     def flops_per_sample(self) -> float:
@@ -259,6 +268,14 @@ class CostModel:
     def max_micro_batch_size(self, budget_bytes: float, limit: int = MAX_SAMPLES) -> int:
         """Return the largest size up to `limit` whose peak is within the budget; 0 where not even one sample fits."""
         return bisect.bisect_right(range(1, limit + 1), budget_bytes, key=self.peak_memory_bytes)
+
+
+def describe_source(measured_at: Sequence[int], why_untraced: str) -> str:
+    """Return what memory comes from: "the trace", or the sizes of the steps that were run and why there is no trace."""
+    if not measured_at:
+        return "the trace"
+    *first, last = map(str, measured_at)
+    return f"steps measured at {', '.join(first)} and {last}, not traced: {why_untraced}"
 
 
 def traced_lengths(lengths: Lengths) -> tuple[int, ...]:

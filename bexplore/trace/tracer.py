@@ -168,7 +168,7 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence
     cost = _sum_costs(traced.costs, missing)
     compiler = f"torch {torch.__version__.split('+')[0]}"
     return CostModel(
-        fingerprint=_make_fingerprint(job, compiler, traced.operators, parameters, repeats),
+        fingerprint=make_fingerprint(job, compiler, traced.operators, parameters, repeats),
         num_parameters=sum(parameter.numel() for parameter in parameters),  # of shared ones all elements
         model_flops=cost.model_flops,
         hardware_flops=cost.hardware_flops,
@@ -348,9 +348,10 @@ def _sum_held(label: str, tensors: Iterable[torch.Tensor]) -> Buffer:
     return Buffer(label=label, size=Polynomial(storage_bytes(tensors)))
 
 
-def _make_fingerprint(
+def make_fingerprint(
     job: Job, compiler: str, operators: tuple[str, ...], parameters: list[Any], repeats: list[Repeat]
 ) -> str:
+    """Return the fingerprint of a program: see `CostModel`."""
     parts: dict[str, Any] = {
         "compiler": compiler,
         "device": torch.device(job.device).type,

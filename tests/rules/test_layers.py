@@ -30,7 +30,7 @@ ORDER = {
     "notebook",
     "config.dialects.cerebras": "section decoders encoders layout",
     "workloads": "torch_private modules import_path parallel workload batches loader decoder hf imported",
-    "trace": "torch_private cost_model absent_gpu cache operators lifetimes inductor repeated_blocks "
+    "trace": "torch_private cost_model measured absent_gpu cache operators lifetimes inductor repeated_blocks "
     "activation_budget fake_build passes program_metrics tracer",
     "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
@@ -40,7 +40,7 @@ ORDER = {
     "testing": "failures simulator",
     "run": "selection facts parts journal result run_directory fingerprint events event_records",
     "diagnosis": "bottlenecks profiled",
-    "exploration": "memory_budget setup emulated variants estimate finish base command job",
+    "exploration": "memory_budget setup untraced emulated variants estimate finish base command job",
     "actions": "apply probe trace ask_help doctor",
     "planning": "network network_timing request costs layout step cautions plan sources api evidence",
     "guard": "report baseline reference timing compare sizes snapshot pairs guard",

@@ -192,6 +192,13 @@ class RunProbe(ProbeRequest):
     """Run a probe; answered by fields of `Observation`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureMemory(ProbeRequest):
+    """Measure a step at a few small sizes, for a job that cannot be traced; answered by `cost_model` and `sources`."""
+
+    sizes: tuple[int, ...]  # ascending; the first is the probe's
+
+
 class CheckEagerly(ProbeRequest):
     """Run one step of the probe's size without the compiler."""
 

@@ -8,7 +8,8 @@ tensors, which a trace predicts, and of the segments that it reserved for them, 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,22 +106,27 @@ def highest_sum(events: Iterable[tuple[int, int]], *, alive: Mapping[int, int]) 
     A block that ends without having been counted takes nothing from the sum: the loss of an earlier step, say. (The
     profiler reports the ends of the blocks that began in an earlier profile too.)
     """
+    start = sum(alive.values())
+    return max(itertools.accumulate(list_changes(events, alive=alive), initial=start))
+
+
+def list_changes(events: Iterable[tuple[int, int]], *, alive: Mapping[int, int]) -> Iterator[int]:
+    """Yield by how many bytes each event changes the sum of `highest_sum`."""
     sizes = dict(alive)  # of blocks that are believed alive
     starts = sorted(sizes)
-    running = peak = sum(sizes.values())
     for address, num_bytes in events:
+        change = 0
         if num_bytes > 0:
             for gone in _find_overlapped(starts, sizes, address, num_bytes):
                 starts.remove(gone)
-                running -= sizes.pop(gone)
+                change -= sizes.pop(gone)
             bisect.insort(starts, address)
             sizes[address] = num_bytes
-            running += num_bytes
-            peak = max(peak, running)
+            change += num_bytes
         elif address in sizes:
             starts.pop(bisect.bisect_left(starts, address))
-            running -= sizes.pop(address)
-    return peak
+            change -= sizes.pop(address)
+        yield change
 
 
 def _find_overlapped(starts: list[int], sizes: dict[int, int], address: int, num_bytes: int) -> list[int]:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from bexplore.engine.protocol.messages import (
     Done,
     Failed,
     ListLoaded,
+    MeasureMemory,
     Prepare,
     ProbeRequest,
     ProfileSteps,
@@ -36,8 +38,10 @@ from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.step_checks import compare_gradients
 from bexplore.engine.worker.steps import CompiledEachPassError, synchronize
 from bexplore.engine.worker.torch_private import make_limits_loud
+from bexplore.host.records import to_record
 from bexplore.job import Job
 from bexplore.measurement.probe import Compilation, Outcome
+from bexplore.trace.cache import find_imported_sources
 from bexplore.trace.fake_build import build_fake
 from bexplore.workloads import build
 from bexplore.workloads.loader import read_lengths, time_loader
@@ -49,6 +53,7 @@ def handlers(context: Context) -> Handlers:
     return {
         Prepare: probing.prepare,
         RunProbe: probing.run_probe,
+        MeasureMemory: probing.measure_memory,
         CheckEagerly: probing.check_eagerly,
         TimePasses: probing.time_passes,
         CompareEager: probing.compare_eager,
@@ -75,6 +80,9 @@ class _Probing:
 
     def run_probe(self, request: RunProbe) -> Answer:
         return self._answer(request, self._run)
+
+    def measure_memory(self, request: MeasureMemory) -> Answer:
+        return self._answer(request, self._measure_memory)
 
     def _answer(self, request: ProbeRequest, run: Callable[[ProbeRequest], Answer]) -> Answer:
         try:
@@ -109,6 +117,16 @@ class _Probing:
             shared_mode=session.shared_mode,
             has_headroom=session.has_headroom,
         )
+
+    def _measure_memory(self, request: Any) -> Answer:
+        from bexplore.engine.worker.measured_memory import measure_untraced  # imports the tracer, which no probe needs
+
+        session, start_time_s = self._open(request)
+        began_s = time.time()
+        cost_model = measure_untraced(session, request.sizes)
+        sources = find_imported_sources(began_s)
+        details = {"cost_model": to_record(cost_model), "sources": sources and dataclasses.asdict(sources)}
+        return Done(values={"details": details}, start_time_s=start_time_s, shared_mode=session.shared_mode)
 
     def _open(self, request: ProbeRequest) -> tuple[Session, float]:
         """Build the job unless it is there already; return it and the seconds that this took."""

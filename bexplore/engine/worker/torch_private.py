@@ -6,6 +6,7 @@ up when they are used.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,7 @@ __all__ = [
     "mark_dynamic",
     "mark_unbacked",
     "memory_events",
+    "memory_events_by_range",
     "prefer_dynamic",
     "take_compilation_records",
     "trace_region_schemas_once",
@@ -62,19 +64,37 @@ zero_in_place: Callable[[list[torch.Tensor]], None] = torch._foreach_zero_
 
 
 def memory_events(profiler: torch.profiler.profile) -> list[tuple[int, int]]:
-    """Return the address and the bytes of each memory event of the CPU, in their order; negative bytes for an end.
+    """Return the address and the bytes of each memory event of the CPU, in their order; negative bytes for an end."""
+    (events,) = memory_events_by_range(profiler, "cpu").values()
+    return events
+
+
+def memory_events_by_range(
+    profiler: torch.profiler.profile, device_type: str, ranges: Sequence[str] = ("",)
+) -> dict[str, list[tuple[int, int]]]:
+    """Return the memory events of a device from the start of each named range on, as `memory_events`.
 
     `profiler.events()` folds memory events into their operators, and loses order and address; the tree keeps both.
+
+    Args:
+        ranges: Names of `record_function`, in the order in which they ran; the first has all that is before the second.
     """
     finished: Any = profiler.profiler
-    found = []
+    found: list[tuple[int, int, int]] = []
+    starts: dict[str, int] = {}
     waiting = list(finished.kineto_results.experimental_event_tree())
     while waiting:
         event = waiting.pop()
         waiting += event.children
-        if event.tag == _EventType.Allocation:
+        if event.tag != _EventType.Allocation:
+            starts.setdefault(event.name, event.start_time_ns)
+        elif event.extra_fields.device.type == device_type:
             found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
-    return [(address, num_bytes) for _, address, num_bytes in sorted(found, key=lambda one: one[0])]
+    found.sort(key=lambda one: one[0])
+    borders = [bisect.bisect_left(found, starts[name], key=lambda one: one[0]) for name in ranges[1:]]
+    events = [(address, num_bytes) for _, address, num_bytes in found]
+    each = zip(ranges, [0, *borders], [*borders, len(events)], strict=True)
+    return {name: events[start:end] for name, start, end in each}
 
 
 def mark_unbacked(tensor: torch.Tensor, dimension: int, *, hint: int | None) -> None:

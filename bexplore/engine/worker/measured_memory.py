@@ -1,0 +1,187 @@
+"""Real steps of a job that cannot be traced, at a few small sizes: what they allocate, and what they compute.
+
+Of each size one pass is counted without the compiler, as its operators run; then a step is watched by the profiler as
+the peak of a probe is. See `trace.measured`, which fits them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
+
+from bexplore.engine.protocol.failures import classify_exception
+from bexplore.engine.worker.peak_memory import list_changes, release_cached_memory, storages
+from bexplore.engine.worker.session import Session
+from bexplore.engine.worker.timing import eagerly
+from bexplore.engine.worker.torch_private import memory_events_by_range
+from bexplore.measurement.probe import Outcome
+from bexplore.trace.cost_model import NOTHING, CostModel, Phase, Polynomial
+from bexplore.trace.measured import FEWEST_SIZES, FittedSteps, MeasuredStep, fit_steps
+from bexplore.trace.operators import map_shapes, model_share, operator_flops
+from bexplore.trace.tracer import make_fingerprint
+from bexplore.workloads import Batch
+from bexplore.workloads.torch_private import TorchDispatchMode
+
+_COUNTED = ("hardware_flops", "model_flops", "bytes_moved")
+_RANGE = "bexplore: "  # names the halves of a step in a profile
+_NAMESPACES_OF_TORCH = ("aten", "prim", "prims", "c10d", "_c10d_functional", "inductor", "profiler")
+
+
+def measure_untraced(session: Session, sizes: Sequence[int]) -> CostModel:
+    """Return the cost model of steps at the first three of these sizes that agree, ascending; further ones if none do.
+
+    A size that fails is left out: a batch of one is too few for some models. The error is raised where fewer than two
+    are left.
+    """
+    began_s = time.perf_counter()
+    steps: list[MeasuredStep] = []
+    uncounted: set[str] = set()
+    failure: Exception | None = None
+    for size in sizes:
+        try:
+            steps.append(_measure_step(session, size, uncounted))
+        except Exception as error:  # the border of the user's code
+            failure = error
+            if steps and classify_exception(error).outcome is Outcome.OUT_OF_MEMORY:
+                break
+            steps.clear()  # sizes that follow each other are fitted
+            continue
+        if len(steps) >= FEWEST_SIZES and fit_steps(steps).is_confirmed:
+            break
+    if len(steps) < 2:
+        raise failure or ValueError(f"one size alone, {sizes[0]}, tells nothing of others")
+    return _make_cost_model(session, fit_steps(steps), uncounted, time.perf_counter() - began_s)
+
+
+def _measure_step(session: Session, micro_batch_size: int, uncounted: set[str]) -> MeasuredStep:
+    session.begin_probe()
+    with session.around_steps():
+        batch = session.make_batch(micro_batch_size)
+        session.compile_pass(batch)
+        session.report(stage="memory", headroom_bytes=session.growth_bytes(batch))
+        counting = _count_pass(session, batch)
+        uncounted |= counting.uncounted
+        if session.is_training and session.steps.zeros_stand_for_a_pass:  # so that gradients are known by their name
+            session.steps.forward_backward(batch)
+        resident, alive = _list_resident(session, batch)
+        changes = _watch_step(session, batch, alive)
+    session.steps.clear_gradients()
+    release_cached_memory(session.device)
+    return MeasuredStep(
+        micro_batch_size=micro_batch_size, resident=resident, changes=changes, counts=dict(counting.counts)
+    )
+
+
+def _watch_step(session: Session, batch: Batch, alive: Mapping[int, int]) -> dict[Phase, list[int]]:
+    """Return the changes of memory in the passes and in the update of a step; of an evaluation those of a pass."""
+    steps = session.steps
+
+    def passes() -> None:
+        if not steps.zeros_stand_for_a_pass:
+            steps.forward_backward(batch, is_last=False)
+        steps.forward_backward(batch)
+
+    halves = {Phase.BACKWARD: passes, Phase.UPDATE: steps.update} if session.is_training else {Phase.FORWARD: passes}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        for phase, run in halves.items():
+            with torch.profiler.record_function(_RANGE + phase):
+                run()
+    each = memory_events_by_range(profiler, session.device.type, [_RANGE + phase for phase in halves])
+    changes = list_changes(itertools.chain.from_iterable(each.values()), alive=alive)
+    lengths = zip(halves, map(len, each.values()), strict=True)
+    return {phase: list(itertools.islice(changes, length)) for phase, length in lengths}
+
+
+def _list_resident(session: Session, batch: Batch) -> tuple[dict[str, int], dict[int, int]]:
+    """Return the bytes that are alive before a step by their kind, and of each storage by its address."""
+    parameters, buffers, states, _ = session.steps.alive()
+    kinds = {
+        "weights": parameters,
+        "buffers": buffers,
+        "gradients": [parameter.grad for parameter in parameters],
+        "optimizer states": states,
+        "batch": batch,
+    }
+    known: dict[int, int] = {}
+    sizes = {}
+    for label, tree in kinds.items():
+        own = {address: size for address, size in storages([tree]).items() if address not in known}
+        sizes[label] = sum(own.values())
+        known |= own
+    sizes["gradient buckets"] = session.steps.bucket_bytes
+    if session.device.type == "cuda":
+        sizes["workspaces of libraries"] = max(0, torch.cuda.memory_allocated(session.device) - sum(sizes.values()))
+    return sizes, known
+
+
+class _CountingMode(TorchDispatchMode):
+    """Counts the operations of what runs inside by the rules of the trace, and the bytes that operators touch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        self.uncounted: set[str] = set()
+
+    def __torch_dispatch__(
+        self, operator: Any, _types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
+        named = keywords or {}
+        result = operator(*arguments, **named)
+        shapes = map_shapes((arguments, named, result))
+        hardware = operator_flops(operator, *shapes)
+        self.counts["hardware_flops"] += hardware
+        self.counts["model_flops"] += round(model_share(operator, Polynomial(hardware))(1))
+        if not operator.is_view:
+            self.counts["bytes_moved"] += sum(_count_bytes((arguments, named, result)))
+        if operator.namespace not in _NAMESPACES_OF_TORCH:
+            self.uncounted.add(str(operator))
+        return result
+
+
+def _count_bytes(values: Any) -> Iterator[int]:
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            yield leaf.numel() * leaf.itemsize
+
+
+def _count_pass(session: Session, batch: Batch) -> _CountingMode:
+    """Count a pass without the compiler; nothing of ranks that share the work, whose tensors stand for all of them."""
+    counting = _CountingMode()
+    if not session.job.parallelism.is_distributed:
+        with eagerly(), counting:
+            session.steps.forward_backward(batch)
+        session.steps.clear_gradients()
+    return counting
+
+
+def _make_cost_model(session: Session, fitted: FittedSteps, uncounted: set[str], seconds: float) -> CostModel:
+    parameters = session.steps.parameters()
+    compiler = f"torch {torch.__version__.split('+')[0]}"
+    notes = []
+    if not fitted.is_confirmed:
+        notes.append("memory does not grow by the same bytes from size to size: the last two sizes are extrapolated")
+    if uncounted:
+        notes.append(f"what these compute is not counted: {', '.join(sorted(uncounted))}")
+    return CostModel(
+        fingerprint=make_fingerprint(session.job, compiler, ("measured",), parameters, []),
+        num_parameters=sum(parameter.numel() for parameter in parameters),
+        model_flops=fitted.counts["model_flops"],
+        hardware_flops=fitted.counts["hardware_flops"],
+        bytes_moved=NOTHING if session.is_meant_to_compile else fitted.counts["bytes_moved"],  # fusion saves some
+        resident=fitted.resident,
+        peaks=fitted.peaks,
+        relative_sd=fitted.relative_sd,
+        trace_s=seconds,
+        device=session.device.type,
+        device_name=torch.cuda.get_device_name(session.device) if session.device.type == "cuda" else "",
+        compiler=compiler,
+        notes=tuple(notes),
+        measured_at=fitted.measured_at,
+    )
