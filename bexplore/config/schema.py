@@ -246,7 +246,12 @@ class LengthsOptions(_Section):
         None, description="Lengths by percent of the samples that are no longer: {0: 8, 50: 90, 99: 400, 100: 512}."
     )
     file: str | None = Field(
-        None, description="File of lengths, beside this one: numbers in a text, a JSON list, or an array in .npy."
+        None,
+        description="File of lengths, beside this one: numbers in a text, a JSON list, a column of a .csv, or an array "
+        "in .npy or .npz.",
+    )
+    column: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Column of a table, or array of a .npz, that holds the lengths; null where there is one."
     )
     source: Literal["loader"] | None = Field(
         None, alias="from", description="loader: those that explore.workload.loader gives, or of its data set."
@@ -274,6 +279,8 @@ class LengthsOptions(_Section):
         if len(given) != 1:
             what = " and ".join(given) if given else "none of them"
             raise ValueError(f"needs exactly one of {', '.join(sources)}; given: {what}")
+        if self.column is not None and self.file is None:
+            raise ValueError("column goes with file")
         if self.weights is not None and len(self.weights) != len(self.values or ()):
             raise ValueError(f"weights has {len(self.weights)} numbers, and values {len(self.values or ())}")
         if self.weights is not None and not sum(self.weights) > 0:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -213,6 +215,7 @@ def _check_launcher(problems: Problems, settings: ExploreSettings) -> None:
         )
 
 
+_NAMED_COLUMNS = 8  # of a table, in an error
 _MOST_BYTES = 256 * 2**20  # of a file of lengths
 _KEY: KeyPath = ("explore", "lengths")
 _IMAGE_TASKS = ("image_classification",)  # whose samples have no length
@@ -234,9 +237,31 @@ def with_lengths(problems: Problems, settings: ExploreSettings, job: Job, in_tok
     if found is None:
         return job
     given, warnings = give_lengths(settings, job, *found, in_tokens=in_tokens)
+    for name, message, hint in find_contradictions(given):
+        problems.error((*_KEY, name), message, hint)
     for warning in warnings:
         problems.warn(_KEY, warning)
     return given
+
+
+def find_contradictions(job: Job) -> Iterator[tuple[str, str, str]]:
+    """Yield what of `explore.lengths` no training can do: the key, what is wrong, and what to type."""
+    lengths, positions = job.lengths, job.num_positions
+    assert lengths is not None
+    if lengths.buckets and lengths.buckets[-1] < lengths.values[-1]:
+        yield (
+            "buckets",
+            f"the largest bucket holds up to {lengths.buckets[-1]} tokens, and the longest sample has "
+            f"{lengths.values[-1]}",
+            f"add a bucket of {lengths.values[-1]}",
+        )
+    if positions is not None and lengths.longest > positions:
+        yield (
+            "multiple_of",
+            f"rows padded to a multiple of {lengths.multiple_of} have up to {lengths.longest} tokens, and the model "
+            f"has {positions} positions",
+            f"type a divisor of {positions}",
+        )
 
 
 def give_lengths(
@@ -323,25 +348,30 @@ def _read(problems: Problems, options: LengthsOptions) -> tuple[Integers, list[f
         return np.append(between[:-1], lengths[-1]), None
     path = problems.document.path.resolve().parent / str(options.file)
     try:
-        return _of_file(path), None
-    except (OSError, ValueError, TypeError, EOFError, AttributeError, RecursionError) as error:  # of any broken file
+        return _of_file(path, options.column), None
+    # of any broken file
+    except (OSError, ValueError, TypeError, EOFError, AttributeError, RecursionError, BadZipFile, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         problems.error((*_KEY, "file"), f"cannot read lengths from {quote(str(options.file))}: {reason}")
         return None
 
 
-def _of_file(path: Path) -> Integers:
+def _of_file(path: Path, column: str | None) -> Integers:
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
-    if path.suffix == ".npy":
-        found = np.load(path, allow_pickle=False).ravel()
+    if path.suffix in (".npy", ".npz"):
+        found = _of_arrays(np.load(path, allow_pickle=False), column)
     elif path.suffix == ".json":
         found = np.asarray(parse_json(path.read_text()))
     else:
-        if not path.read_text().strip():
+        text = path.read_text().strip()
+        if not text:
             raise ValueError("it is empty")
-        words = re.split(r"[\s,;]+", path.read_text().strip())
-        wrong = next((word for word in words if not (word.isascii() and word.isdecimal())), None)
+        words = re.split(r"[\s,;]+", text)
+        wrong = next((word for word in words if not _is_number(word)), None)
+        if column is not None or (wrong is not None and path.suffix in (".csv", ".tsv")):
+            words = _of_table(text, column)
+            wrong = next((word for word in words if not _is_number(word)), None)
         if wrong is not None:
             raise ValueError(f"{quote(wrong)} is no number of tokens")
         found = np.asarray([int(word) for word in words])
@@ -350,3 +380,35 @@ def _of_file(path: Path) -> Integers:
     if not ((found >= 1) & (found <= MAX_TOKENS) & (found == np.rint(found))).all():
         raise ValueError(f"lengths are whole numbers from 1 to {MAX_TOKENS}")
     return found.astype(np.int64)
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdecimal()
+
+
+def _of_arrays(loaded: Any, column: str | None) -> Any:
+    """Return the array of a .npy, or the named one of a .npz."""
+    if not hasattr(loaded, "files"):
+        return loaded.ravel()
+    return loaded[_choose(loaded.files, column)].ravel()
+
+
+def _of_table(text: str, column: str | None) -> list[str]:
+    """Return the cells of a column of a table, whose first line names its columns."""
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    heads, *rows = csv.reader(text.splitlines(), delimiter=delimiter)
+    heads = [head.strip() for head in heads]
+    place = heads.index(_choose(heads, column))
+    return [row[place].strip() if place < len(row) else "" for row in rows if row]
+
+
+def _choose(names: Sequence[str], column: str | None) -> str:
+    if column is None and len(names) == 1:
+        return names[0]
+    if column in names:
+        return str(column)
+    known = ", ".join(names[:_NAMED_COLUMNS])
+    if column is None:
+        raise ValueError(f"it has the columns {known}: name one in explore.lengths.column")
+    near = close_match(column, list(names))
+    raise ValueError(f"it has no column {quote(column)}" + (f"; did you mean {near}?" if near else f", but {known}"))

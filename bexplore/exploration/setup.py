@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.config import Config
-from bexplore.config.workload import give_lengths
+from bexplore.config.workload import find_contradictions, give_lengths
 from bexplore.engine.process.launcher import EXTERNAL, KEY_VARIABLE, LOOPBACK, Launcher
 from bexplore.engine.process.limits import Limits, Progress
 from bexplore.engine.program_client import RESIDENT_BYTES, ask_once
@@ -96,5 +96,7 @@ def add_loader_lengths(config: Config, on_progress: Progress = lambda message: N
     lengths = answer.values["lengths"]
     give = functools.partial(give_lengths, config.settings, samples=lengths, in_tokens=config.request.is_in_tokens)
     job, warnings = give(config.job)
+    for name, message, hint in find_contradictions(job):
+        raise UserInputError(f"explore.lengths.{name}: {message}", hint=hint)
     variants = tuple(dataclasses.replace(one, job=give(one.job)[0]) for one in config.variants)
     return dataclasses.replace(config, job=job, variants=variants, warnings=(*config.warnings, *warnings))

@@ -212,6 +212,13 @@ class Job:
             return self.sequence_length
         return self.lengths.longest if self.lengths.collation is Collation.TOKENS else self.lengths.mean
 
+    @property
+    def num_positions(self) -> int | None:
+        """Tokens of the longest row that the model has positions for; None where its configuration does not say."""
+        config: Mapping[str, Any] = self.model.get("config") or self.model
+        found = (config.get(name) for name in NAMES_OF_POSITIONS)
+        return next((value for value in found if isinstance(value, int) and value > 0), None)
+
     def at_length(self, length: int) -> Job:
         """Return the job whose samples all have one length, as the user's own callables are told it, too.
 
@@ -246,6 +253,18 @@ _LEFT_OUT = (
     "activation_memory_budget",
 )
 _PLAIN = Job(workload="")
+
+
+# Names under which a model's configuration bounds its sequences. Sources: configurations of the package transformers;
+# nanoGPT and LitGPT (`block_size`), torchtune (`max_seq_len`), GPT-NeoX and others (`context_length`).
+NAMES_OF_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "block_size",
+    "context_length",
+)
 
 
 def digest_code(job: Job) -> dict[str, str]:

@@ -14,6 +14,7 @@ from torch import nn
 
 from bexplore.errors import UserInputError, check_keys, require, suggestion
 from bexplore.job import Job, Mode, Precision
+from bexplore.job.job import NAMES_OF_POSITIONS
 from bexplore.workloads.modules import ParallelModel, TensorPlan, checkpoint_blocks, place, whole
 
 Batch = Any  # a pytree of tensors whose dimension 0 is the sample, but for `batch_dimensions` of the workload
@@ -94,6 +95,24 @@ def name_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[str]:
 def find_unfused(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
     """Return the optimizers that torch has a fused kernel for, and that were made without it."""
     return [optimizer for optimizer in optimizers if optimizer.defaults.get("fused", True) in (None, False)]
+
+
+def find_num_positions(workload: Workload) -> int | None:
+    """Return the tokens of the longest row that the live model has positions for; None where it does not tell.
+
+    Asked are its attributes, its configurations and its tables of positions (`nn.Embedding`); fewer than the samples
+    that run are of something else.
+    """
+    lengths = workload.job.lengths
+    roots = [*workload.compiled_modules, *([workload.loss_module] if workload.loss_module is not None else [])]
+    found: list[Any] = []
+    for name, module in (pair for root in roots for pair in root.named_modules()):
+        for owner in (module, getattr(module, "config", None)):
+            found += [getattr(owner, known, None) for known in NAMES_OF_POSITIONS]
+        if isinstance(module, nn.Embedding) and "pos" in name.rpartition(".")[2].lower():
+            found.append(module.num_embeddings)
+    fitting = [one for one in found if isinstance(one, int) and one >= (lengths.longest if lengths else 1)]
+    return min(fitting, default=None)
 
 
 def _name(optimizer: torch.optim.Optimizer) -> str:

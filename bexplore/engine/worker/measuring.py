@@ -27,7 +27,7 @@ from bexplore.errors import UserInputError
 from bexplore.job.lengths import BatchShape, Lengths
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import Batch
-from bexplore.workloads.workload import find_unfused, name_optimizers
+from bexplore.workloads.workload import find_num_positions, find_unfused, name_optimizers
 
 MAX_UPDATES = 3
 # Pairs in which batches of another collation are timed beside those of the training.
@@ -336,6 +336,7 @@ def _details(session: Session, probe: Probe) -> dict[str, Any]:
         "unfused_optimizers": name_optimizers(find_unfused(workload.optimizers)),
         "why_unchecked": session.why_unchecked,
         "shared_mode": session.shared_mode if session.compilation is Compilation.SHARED else None,
+        **({} if session.job.lengths is None else {"num_positions": find_num_positions(workload)}),
         **_parallel_details(session, probe),
     }
 

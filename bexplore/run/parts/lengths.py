@@ -17,8 +17,6 @@ from bexplore.units import counted, format_bytes, format_seconds
 
 # The longest sample that fits is searched up to this factor of the longest that there is.
 _FARTHEST = 16
-# Keys of a model's configuration that bound its sequences. Source: configurations of the package transformers.
-_NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 _COLLATIONS = {
     "longest": "padded to the longest of a batch",
     "max": "padded to the longest of all",
@@ -62,6 +60,7 @@ class LengthsPart:
     num_lengths: int  # different lengths of batches at the size
     is_static: bool  # whether each of them is a program of its own
     compile_time_s: float | None  # seconds to compile one program; None where that was not measured
+    num_positions: int | None = None  # tokens of the longest row that the model takes; None where that is not known
     others: Mapping[str, OtherCollation] = field(default_factory=dict)  # other collations, by name
     # Rows and tokens of the batch with which memory was read, the one that needs most; None where nothing ran.
     peak_batch: tuple[int, int] | None = None
@@ -102,9 +101,9 @@ def find_lengths(
     typical = int(np.median(rows))
     typical_rows = lengths.num_rows(micro_batch_size, typical)
     typical_bytes = None if memory is None else memory.peak_memory_bytes(typical_rows, typical)
-    fits = None
+    fits, positions = None, job.num_positions or (ran.details.get("num_positions") if ran is not None else None)
     if memory is not None and budget_bytes is not None:
-        limit = min(_positions(job) or _FARTHEST * lengths.longest, _FARTHEST * lengths.longest)
+        limit = min(positions or _FARTHEST * lengths.longest, _FARTHEST * lengths.longest)
         fits = memory.longest_that_fits(micro_batch_size, budget_bytes, limit=limit)
     return LengthsPart(
         source=lengths.source,
@@ -119,19 +118,13 @@ def find_lengths(
         tokens_per_s=None if ran is None else ran.samples_per_s * lengths.mean * lengths.samples_per_row(),
         typical_memory_bytes=typical_bytes,
         longest_that_fits=fits,
+        num_positions=positions,
         num_lengths=len(np.unique(rows)),
         is_static=job.compile.enabled and job.compile.dynamic is False,
         peak_batch=_peak_batch(lengths, micro_batch_size, ran),
         compile_time_s=_compile_time_s(ran),
         others=_others(lengths, micro_batch_size, ran),
     )
-
-
-def _positions(job: Job) -> int | None:
-    """Return the longest sequence that the model has positions for; None where its configuration does not say."""
-    config: Mapping[str, Any] = job.model.get("config") or job.model
-    found = (config.get(name) for name in _NAMES_OF_POSITIONS)
-    return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
 def _peak_batch(lengths: Lengths, micro_batch_size: int, ran: Observation | None) -> tuple[int, int] | None:
@@ -197,6 +190,8 @@ def _longest_sentence(lengths: LengthsPart) -> str:
         text += f"; a batch of {lengths.typical} tokens needs {format_bytes(lengths.typical_memory_bytes)} by the trace"
     if lengths.longest_that_fits:
         text += f", and rows of up to {lengths.longest_that_fits} tokens fit the budget"
+        if lengths.num_positions is None and lengths.longest_that_fits > lengths.longest:
+            text += ", if the model takes them: its positions are not known"
     return text
 
 

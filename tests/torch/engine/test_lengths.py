@@ -13,6 +13,7 @@ from bexplore.engine.worker.session import Session
 from bexplore.job import CompileSettings, Job
 from bexplore.job.lengths import Collation, Lengths
 from bexplore.measurement.probe import Compilation, Probe, Purpose
+from bexplore.workloads.workload import find_num_positions
 from tests.builders import imported_job
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,6 +64,28 @@ def test_memory_of_a_number_of_tokens_is_read_where_most_is_needed():
 
     assert found["details"]["memory_batch"] == [16, 8]
     assert found["peak_memory_bytes"] > 16 * 4 * 2**16
+
+
+class Positions(torch.nn.Module):
+    def __init__(self, **attributes: object) -> None:
+        super().__init__()
+        self.__dict__.update(attributes)
+
+
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        (torch.nn.Linear(2, 2), None),
+        (Positions(block_size=512), 512),
+        (Positions(config=Positions(n_positions=256, max_seq_len=1024)), 256),
+        (Positions(block_size=64), None),  # of something else: samples have up to 128
+        (torch.nn.ModuleDict({"pos_emb": torch.nn.Embedding(300, 2), "tokens": torch.nn.Embedding(200, 2)}), 300),
+    ],
+)
+def test_a_live_model_is_asked_for_its_positions(inner, expected):
+    workload = session_of(job_of(LENGTHS)).workload
+    asked = dataclasses.replace(workload, loss_module=None, compiled_modules=[torch.nn.Sequential(inner)])
+    assert find_num_positions(asked) == expected
 
 
 def test_a_pass_is_one_of_each_typical_batch_and_its_time_their_mean(monkeypatch):

@@ -31,6 +31,7 @@ DATA = {
     "rendezvous": "an address to listen at",
     "parallelism.blocks": "patterns of names of modules",
     "lengths.file": "numbers in a text, JSON or .npy, read without pickle",
+    "lengths.column": "the name of a column of that file",
     "lengths.quantiles": "numbers by percent",
     "lengths.argument": "the name of a keyword of code that is refused",
     "workload.transformers.model_type": "a key of the library's own table",

@@ -86,6 +86,43 @@ def test_an_array_holds_numbers_in_any_shape(folder, kind):
     assert lengths_of(folder, {"file": "lengths.npy"}) == Lengths.from_samples([10, 20, 20, 40])
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "column"),
+    [
+        ("lengths.csv", "tokens\n10\n20\n20\n40\n", None),
+        ("lengths.csv", 'id,text,tokens\n1,"a, b",10\n2,c,20\n3,d,20\n4,e, 40\n', "tokens"),
+        ("lengths.tsv", "id\ttokens\na\t10\nb\t20\nc\t20\nd\t40\n", "tokens"),
+        ("lengths.txt", "id;tokens\na;10\nb;20\nc;20\nd;40\n", "tokens"),
+        ("lengths.csv", "10,20\n20,40\n", None),
+    ],
+)
+def test_a_table_has_lengths_in_a_column(folder, name, text, column):
+    (folder.path.parent / name).write_text(text)
+    found = lengths_of(folder, {"file": name} | ({"column": column} if column else {}))
+    assert found == Lengths.from_samples([10, 20, 20, 40])
+
+
+@pytest.mark.parametrize(("others", "column"), [({}, None), ({"ids": np.arange(9)}, "tokens")])
+def test_an_archive_of_arrays_has_lengths_in_one_of_them(folder, others, column):
+    np.savez(folder.path.parent / "lengths.npz", tokens=np.array([10, 20, 20, 40]), **others)
+    found = lengths_of(folder, {"file": "lengths.npz"} | ({"column": column} if column else {}))
+    assert found == Lengths.from_samples([10, 20, 20, 40])
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ("token", 'it has no column "token"; did you mean tokens?'),
+        ("nothing like it", 'it has no column "nothing like it", but id, tokens'),
+        (None, "it has the columns id, tokens: name one in explore.lengths.column"),
+        ("id", '"a" is no number of tokens'),
+    ],
+)
+def test_a_column_that_is_not_there_is_refused_with_those_that_are(folder, column, expected):
+    (folder.path.parent / "a.csv").write_text("id,tokens\na,10\nb,20\n")
+    assert expected in refusal(folder, {"file": "a.csv"} | ({"column": column} if column else {}))
+
+
 def test_a_file_may_hold_the_lengths_that_may_be_written_inline(folder):
     (folder.path.parent / "lengths.txt").write_text("10 99999999")
     found, inline = lengths_of(folder, {"file": "lengths.txt"}), lengths_of(folder, [10, 99_999_999])
@@ -128,6 +165,13 @@ def test_batches_of_a_number_of_tokens_are_sorted_unless_they_are_packed(folder,
     config = loaded(folder, {"values": [10, 20], "padding": padding})
     job, _ = give_lengths(config.settings, config.job, [10, 20], in_tokens=True)
     assert job.lengths.collation.value == collation
+
+
+@pytest.mark.parametrize("padding", ["longest", "max"])
+def test_a_number_of_tokens_contradicts_padding_of_samples_in_their_order(folder, padding):
+    given = sections(explore={"lengths": {"values": [10, 20], "padding": padding}})
+    given["train_input"] = {"micro_batch_tokens": "explore"}
+    assert f"and padding is {padding} | type sorted or packed, or leave it out" in folder.refusal(given)
 
 
 # What they change in the job
@@ -240,6 +284,15 @@ def test_every_variant_has_the_lengths_and_what_is_cut_off_is_told_once(folder):
         ({"file": "a.txt", "weights": [1]}, "weights has 1 numbers, and values 0"),
         ({"values": [1, 2], "weights": [0, 0]}, "weights are all 0"),
         ({"values": [1, 2], "weights": [2, -1]}, "explore.lengths.weights.1 must be at least 0, not -1"),
+        ({"values": [1, 2], "column": "a"}, "column goes with file"),
+        (
+            {"values": [10, 60], "padding": "buckets", "buckets": [16, 32]},
+            "the largest bucket holds up to 32 tokens, and the longest sample has 60 | add a bucket of 60",
+        ),
+        (
+            {"values": [10, 60], "multiple_of": 48},
+            "rows padded to a multiple of 48 have up to 96 tokens, and the model has 64 positions | type a divisor",
+        ),
         ({"values": [1, 2], "buckets": [2]}, "padding: buckets goes with a list of buckets"),
         ({"values": [1, 2], "padding": "buckets"}, "padding: buckets goes with a list of buckets"),
         ({"values": [1, 2], "padding": "max", "buckets": [2]}, "padding: buckets goes with a list of buckets"),

@@ -296,6 +296,14 @@ def check_tokens(problems: Problems, request: SizeRequest, batch_path: KeyPath, 
             "micro_batch_tokens needs the lengths of samples",
             "give them: explore.lengths",
         )
+    options = settings.lengths
+    padding = options.padding if options is not None and "padding" in options.model_fields_set else None
+    if padding not in (None, "sorted", "packed"):
+        problems.error(
+            ("explore", "lengths", "padding"),
+            f"batches of a number of tokens are of samples sorted by length, and padding is {padding}",
+            "type sorted or packed, or leave it out",
+        )
     if request.kind is RequestKind.AUTO:
         problems.error(request.path, "auto tries divisors of a batch of samples, not of tokens", "type explore")
     if problems.document.get(batch_path) is not None:

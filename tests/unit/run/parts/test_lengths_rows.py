@@ -37,6 +37,7 @@ def result(**fields: Any) -> LengthsPart:
         "num_lengths": 6,
         "is_static": False,
         "peak_batch": (4, 512),
+        "num_positions": 1024,
         "compile_time_s": 8.0,
     }
     return LengthsPart(**facts | fields)
@@ -73,6 +74,12 @@ def test_the_longest_sentence_tells_that_it_ran_and_what_the_trace_says():
 @pytest.mark.parametrize("fits", [None, 0])
 def test_nothing_is_told_of_lengths_that_fit_where_none_is_known(fits):
     assert rows(longest_that_fits=fits)["longest samples"].endswith("needs 3.00 MiB by the trace")
+
+
+@pytest.mark.parametrize(("fits", "is_said"), [(700, True), (512, False)])
+def test_longer_rows_than_any_that_ran_may_lack_positions(fits, is_said):
+    told = rows(num_positions=None, longest_that_fits=fits)["longest samples"]
+    assert told.endswith("if the model takes them: its positions are not known") is is_said
 
 
 def test_without_a_trace_the_run_alone_is_told():
