@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
 from bexplore.errors import WITHOUT_TRACE, TraceError
 from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial
+from bexplore.trace.fake_operators import has_fake_kernel, run_fake
 from bexplore.trace.operators import (
     Cost,
     counts_flops,
@@ -33,15 +31,20 @@ from bexplore.trace.operators import (
     takes_workspace,
     workspace_sizes,
 )
+from bexplore.trace.real_values import (
+    SCALAR_READS,
+    RealValues,
+    find_user_frame,
+    has_unknown_size,
+    run_with_sizes,
+)
 from bexplore.trace.torch_private import is_in_backward, is_shared, storage_key, storage_key_of, suggest_symbolic
 from bexplore.workloads.modules import local
-from bexplore.workloads.torch_private import CompilableMode, tree_leaves
+from bexplore.workloads.torch_private import CompilableMode, FakeTensor, tree_leaves
 
-_OF_TORCH = (f"{Path(torch.__file__).parent}{os.sep}", "<eval_with_key>")  # its files, and the code of its graphs
 # Views that hide from autograd that they are; from torch 2.15 on the last step of each linear layer of many dimensions.
 _UNSAFE_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})
-_HIDDEN_RESERVES = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default)
-_SCALAR_READS = (torch.ops.aten._local_scalar_dense.default,)
+_HIDDEN_RESERVES = (torch.ops.aten._cudnn_rnn.default,)
 # Operators that make no tensor: a rank of N calls them for every parameter, 40 % of all calls of a deep model.
 _WITHOUT_TENSORS = ("prim", "profiler")
 
@@ -215,14 +218,19 @@ class LifetimeMode(CompilableMode):
     """Report to a tracker what every operator outside of compiled graphs allocates.
 
     Args:
-        scalar: Value that reading a number out of a fake tensor gives; None lets it fail unless the number is a
-            floating-point one. An optimizer reads its step count, which changes no size; nor does a loss or a scale.
+        scalar: Value that reading a number out of a fake tensor gives; None reads a floating-point one as 1, and
+            others as `values` has them. An optimizer reads its step count, which changes no size; nor does a loss or a
+            scale.
+        values: What the program reads in a pass of real tensors.
     """
 
-    def __init__(self, tracker: LifetimeTracker, *, scalar: int | None = None) -> None:
+    def __init__(
+        self, tracker: LifetimeTracker, *, scalar: int | None = None, values: RealValues | None = None
+    ) -> None:
         super().__init__()
         self._tracker = tracker
         self._scalar = scalar
+        self._values = values
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and record new tensors; of those that ranks share, the operators on a rank's own part."""
@@ -230,16 +238,9 @@ class LifetimeMode(CompilableMode):
             return func(*args, **(kwargs or {}))
         if any(map(is_shared, types)):
             return NotImplemented
-        if func in _SCALAR_READS:
-            if self._scalar is not None:
-                return self._scalar
-            if args[0].is_floating_point():
-                return 1.0
-        own_table = None
-        if is_ctc_loss(func):
-            result, own_table = ctc_outputs(func, args)
-        else:
-            result = func(*args, **(kwargs or {}))
+        if func in SCALAR_READS and (known := self._read(args[0])) is not None:
+            return known
+        result, own_table = self._run(func, args, kwargs or {})
         place = None
         for leaf in (*tree_leaves(result), own_table):
             if isinstance(leaf, torch.Tensor) and not self._tracker.is_watched(leaf):
@@ -251,22 +252,34 @@ class LifetimeMode(CompilableMode):
             self._tracker.take_workspace(func, args, result, place or _find_place(func))
         return result
 
+    def _read(self, tensor: torch.Tensor) -> Any:
+        if self._scalar is not None:
+            return self._scalar
+        if tensor.is_floating_point():
+            return 1.0
+        if self._values is None or not isinstance(tensor, FakeTensor):
+            return None
+        return self._values.ask_number("number", self._tracker.probe_batch)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, torch.Tensor | None]:
+        """Return the result of an operator, and what it allocates for itself meanwhile."""
+        if self._values is not None and has_unknown_size(func, args):
+            return run_with_sizes(self._values, func, args, kwargs, self._tracker.probe_batch), None
+        if is_ctc_loss(func):
+            return ctc_outputs(func, args)
+        if not has_fake_kernel(func, args):
+            return run_fake(func, args, kwargs), None
+        return func(*args, **kwargs), None
+
 
 def _find_place(operator: Any) -> Place:
     return Place(f"{_find_user_line()} {operator.overloadpacket.__name__}")
 
 
 def _find_user_line() -> str:
-    """Return the innermost frame outside of torch and of this package, as `file.py:12`."""
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None and _is_of_torch(frame.f_code.co_filename):
-        frame = frame.f_back
+    """Return the innermost frame outside of torch and of the trace, as `file.py:12`."""
+    frame = find_user_frame()
     return f"{_file_name(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else "torch"
-
-
-@functools.cache
-def _is_of_torch(path: str) -> bool:
-    return path.startswith(_OF_TORCH)
 
 
 @functools.cache

@@ -21,9 +21,11 @@ from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial
 from bexplore.trace.inductor import Observe, plan_only
 from bexplore.trace.lifetimes import CompiledGraph, LifetimeMode, LifetimeTracker, replay
 from bexplore.trace.operators import Cost
+from bexplore.trace.real_values import RealValues, tell_values
 from bexplore.trace.repeated_blocks import Repeat, truncate
 from bexplore.trace.torch_private import (
     SpecializationError,
+    convert_to_same,
     inductor_backend,
     is_shared,
     keep_symbolic,
@@ -86,6 +88,7 @@ def trace_pass(
     repeats: list[Repeat],
     kept_blocks: int,
     observe: Observe | None = None,
+    values: RealValues | None = None,
 ) -> TracedPass:
     """Run two passes on fake tensors and record the second, in which gradients exist already.
 
@@ -98,10 +101,10 @@ def trace_pass(
     with truncate(repeats, kept_blocks), _choose_masks_as_run(workload.job):
         if is_compiled(workload.job) and workload.job.compile.dynamic:
             try:
-                return _trace_pass(workload, fake_mode, probe_batch, observe, choice, is_symbolic=True)
+                return _trace_pass(workload, fake_mode, probe_batch, observe, values, choice, is_symbolic=True)
             except SpecializationError:  # the program is static: it is traced like one
                 choice = _make_choice(workload.job, repeats, kept_blocks)
-        return _trace_pass(workload, fake_mode, probe_batch, observe, choice, is_symbolic=False)
+        return _trace_pass(workload, fake_mode, probe_batch, observe, values, choice, is_symbolic=False)
 
 
 def _make_choice(job: Job, repeats: list[Repeat], kept_blocks: int) -> BudgetChoice | None:
@@ -117,6 +120,7 @@ def _trace_pass(
     fake_mode: Any,
     probe_batch: int,
     observe: Observe | None,
+    values: RealValues | None,
     choice: BudgetChoice | None,
     *,
     is_symbolic: bool,
@@ -131,8 +135,10 @@ def _trace_pass(
     with (
         plan_only(probe_batch, workload.job, run, observe, choice),
         fake_mode,
-        LifetimeMode(tracker),
+        LifetimeMode(tracker, values=values),
+        tell_values(values) if values is not None else contextlib.nullcontext(),
         report_resizes(tracker.resize),
+        convert_to_same(),
         wrap_shape_inference(tracker.paused),
     ):
         batch = _make_batch(workload, probe_batch)
@@ -143,10 +149,14 @@ def _trace_pass(
         for module in workload.compiled_modules:
             _compile(module, workload.job, is_symbolic=is_symbolic)
         before = tracker.alive()
+        if values is not None:
+            values.start_pass()
         workload.forward_backward(batch, synchronize=not workload.job.parallelism.synchronizes_last)
         gc.collect()  # what the compiler leaves in cycles is no memory of the passes
         accumulated = tracker.alive() - before
         graphs.clear()
+        if values is not None:
+            values.start_pass()
         with tracker.record():
             workload.forward_backward(batch)
         trained = frozenset(id(parameter) for parameter in parameters if parameter.grad is not None)

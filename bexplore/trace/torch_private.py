@@ -327,6 +327,22 @@ def never_skip_updates() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def convert_to_same() -> Iterator[None]:
+    """Let a module be converted in its forward to what it is already, where a fake tensor refuses to be swapped.
+
+    Source: `Module._apply` in torch/nn/modules/module.py, torch 2.13: a real parameter gets other data instead.
+    """
+    swap = torch.utils.swap_tensors
+
+    def swap_others(first: torch.Tensor, second: torch.Tensor) -> None:
+        if (first.dtype, first.device, first.shape) != (second.dtype, second.device, second.shape):
+            swap(first, second)
+
+    with mock.patch.object(torch.utils, "swap_tensors", swap_others):
+        yield
+
+
 def keep_layouts_of_convolutions() -> None:
     """Let convolutions of an absent CUDA device keep the layout of their operands, as cuDNN's do.
 

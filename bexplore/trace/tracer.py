@@ -36,6 +36,7 @@ from bexplore.trace.passes import (
     trace_update,
     unique,
 )
+from bexplore.trace.real_values import RealValues, ValuesNeededError
 from bexplore.trace.repeated_blocks import KEPT_BLOCKS, Repeat, find_repeats, inner_blocks, lengthen
 from bexplore.trace.torch_private import storage_bytes
 from bexplore.workloads import Workload
@@ -70,7 +71,9 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
     local_job, notes = _move_to_this_machine(job, why_cpu)
     try:
         with _collect_seldom(), _use_meshes(local_job):
-            model = _add_small(local_job, full_depth, _trace(local_job, full_depth, observe, PRIMES))
+            values = RealValues(local_job)
+            model = _trace(local_job, full_depth, observe, PRIMES, values)
+            model = _add_small(local_job, full_depth, model, values)
     except UserProgramError as error:
         if local_job is job:
             raise
@@ -121,18 +124,28 @@ def _move_to_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
     return dataclasses.replace(job, device="cpu", precision=precision), [note]
 
 
-def _add_small(job: Job, full_depth: bool, model: CostModel) -> CostModel:
+def _add_small(job: Job, full_depth: bool, model: CostModel, values: RealValues) -> CostModel:
     """Add the memory of small sizes, where the compiler's choice of what to keep depends on the size."""
     if not is_compiled(job) or job.activation_memory_budget in (0.0, 1.0):
         return model
     try:
-        small = _trace(job, full_depth, None, SMALL_PRIMES)
+        small = _trace(job, full_depth, None, SMALL_PRIMES, values)
     except TraceError:  # the model has a multiple of each of these primes: one trace stands for all sizes
         return model
     return dataclasses.replace(model, small=small, largest_small=math.isqrt(SMALL_PRIMES[0] * PRIMES[0]))
 
 
-def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence[int]) -> CostModel:
+def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence[int], values: RealValues) -> CostModel:
+    try:
+        return _trace_with(job, full_depth, observe, primes, values)
+    except ValuesNeededError:
+        values.observe()
+        return _trace_with(job, full_depth, observe, primes, values)
+
+
+def _trace_with(
+    job: Job, full_depth: bool, observe: Observe | None, primes: Sequence[int], values: RealValues
+) -> CostModel:
     workload, fake_mode = build_fake(job)
     probe_batch = choose_probe_batch(workload, fake_mode, primes)
     # Without compilation a tensor has no block, and the whole model is quick to trace. Blocks that are compiled one by
@@ -141,7 +154,7 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence
     are_steady = not workload.is_compiled_by_block and not job.parallelism.is_replicated_only
     truncates = is_compiled(job) and not full_depth and are_steady
     repeats = [repeat for module in list_modules(workload) if truncates for repeat in find_repeats(module)]
-    traced, missing = _trace_steady(workload, fake_mode, probe_batch, repeats, observe)
+    traced, missing = _trace_steady(workload, fake_mode, probe_batch, repeats, observe, values)
     parameters = unique(parameter for module in list_modules(workload) for parameter in module.parameters())
     events = traced.events
     for repeat, times in missing.items():
@@ -268,13 +281,26 @@ def _find_all_peaks(resident: list[Buffer], events: dict[Phase, list[Event]]) ->
 
 
 def _trace_steady(
-    workload: Workload, fake_mode: Any, probe_batch: int, repeats: list[Repeat], observe: Observe | None
+    workload: Workload,
+    fake_mode: Any,
+    probe_batch: int,
+    repeats: list[Repeat],
+    observe: Observe | None,
+    values: RealValues,
 ) -> tuple[TracedPass, Missing]:
     """Trace with as few blocks of each run as stand for all the others; all blocks where no few do."""
     deepest = max((repeat.copies for repeat in repeats), default=0)
     few = KEPT_BLOCKS if workload.job.activation_memory_budget == 1.0 else KEPT_BLOCKS[-1:]
     for kept_blocks in (*(kept for kept in few if kept < deepest), max(deepest, 1)):
-        traced = trace_pass(workload, fake_mode, probe_batch, repeats=repeats, kept_blocks=kept_blocks, observe=observe)
+        traced = trace_pass(
+            workload,
+            fake_mode,
+            probe_batch,
+            repeats=repeats,
+            kept_blocks=kept_blocks,
+            observe=observe,
+            values=values,
+        )
         missing = _count_missing(traced, repeats, kept_blocks)
         if missing is not None:
             return traced, missing

@@ -88,6 +88,12 @@ def test_the_peak_of_an_eager_step_is_what_the_allocator_measures(fields, micro_
         # The table of the loss is that which its targets allow.
         pytest.param(own_job("Speech", batch="utterances", compiled=False), 0.02, id="of the CTC loss"),
         pytest.param(own_job("Speech", batch="utterances"), 0.02, id="of the CTC loss, compiled"),
+        pytest.param(own_job("Checking", compiled=False), 0.01, id="with checks of values"),
+        pytest.param(own_job("Checking"), 0.01, id="with checks of values, compiled"),
+        pytest.param(own_job("DataDependent", compiled=False), 0.05, id="of rows that a mask selects"),
+        pytest.param(own_job("LoopOfExperts", compiled=False), 0.05, id="of a loop of experts"),
+        pytest.param(own_job("GroupedExperts", compiled=False), 0.01, id="of experts in one product"),
+        pytest.param(own_job("Recurrent", compiled=False), 0.01, id="of an LSTM"),
     ],
 )
 def test_the_peak_of_a_step_is_what_the_allocator_measures(job, within):
@@ -198,15 +204,13 @@ def test_samples_that_are_compared_with_each_other_cost_a_square():
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        (own_job("DataDependent"), "depends on the values of the data"),
-        (own_job("Recurrent"), "keeps memory for its backward pass"),
         (
             own_job("Breaking", batch="capped_samples"),
             r"samples: a batch of \d+ samples is needed, and it has .* \(8, ",
         ),
         (own_job("Breaking", batch="named_samples"), "No tensor of a batch"),
     ],
-    ids=["data-dependent", "hidden reserve", "capped batch", "no sample dimension"],
+    ids=["capped batch", "no sample dimension"],
 )
 def test_what_cannot_be_traced_is_said_in_one_line(job, reason):
     with pytest.raises(TraceError, match=reason) as caught:

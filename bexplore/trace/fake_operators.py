@@ -1,0 +1,91 @@
+"""Fake outputs of operators whose kernel for fake tensors lacks memory that they take, or refuses what runs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from bexplore.trace.torch_private import is_in_backward
+from bexplore.workloads.torch_private import unset_fake_temporarily
+
+_ATEN = torch.ops.aten
+_GROUPED_PRODUCT = _ATEN._grouped_mm.default
+# The gradient of an index: autograd writes into new zeros, but makes a second tensor where these are fake. Source:
+# `index_backward` in torch/csrc/autograd/FunctionsManual.cpp, torch 2.13.
+_INDEX_PUT = _ATEN.index_put.default
+_LSTM = _ATEN.mkldnn_rnn_layer.default
+_LSTM_STATE, _LSTM_REVERSED, _LSTM_TRAINS = 5, 7, 15  # positions of its arguments
+_LSTM_MODE = 2  # of the kinds of recurrent layers, in torch's numbers
+# Of an LSTM that is run to see what it keeps: from 16 samples on that is proportional to the samples, within 0.1 % to
+# the steps, and rounded to pages of 4 KiB. Source: calls of torch 2.13 at 8 to 128 samples and 64 to 128 steps.
+_LSTM_SAMPLES, _LSTM_STEPS = 16, 128
+
+
+def has_fake_kernel(operator: Any, arguments: Any) -> bool:
+    """Return whether torch's own kernel for fake tensors is as its kernel for real ones is."""
+    if operator is _GROUPED_PRODUCT:
+        return bool(arguments[0].dtype is torch.bfloat16)  # it refuses all others, which the CPU computes
+    if operator is _INDEX_PUT:
+        return not (is_in_backward() and not torch.is_grad_enabled() and arguments[3:4] == (True,))
+    return operator is not _LSTM
+
+
+def run_fake(operator: Any, arguments: Any, keywords: Any) -> Any:
+    """Return the fake result of an operator without a kernel for fake tensors."""
+    if operator is _GROUPED_PRODUCT:
+        return _multiply_groups(*arguments, **keywords)
+    if operator is _INDEX_PUT:
+        return arguments[0]
+    *outputs, _ = operator(*arguments, **keywords)
+    return *outputs, _keep_for_backward(outputs[0], arguments)
+
+
+def _multiply_groups(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return the product by groups: of rows, of columns, or, where both have two dimensions, of what is summed.
+
+    Source: `create_grouped_gemm_output_tensor` in aten/src/ATen/native/GroupedMMUtils.h, torch 2.13: on a GPU rows
+    are padded to 16 bytes.
+    """
+    del bias
+    shape: tuple[int, ...] = (first.shape[-2], second.shape[-1])
+    if first.dim() == second.dim():
+        groups = first.shape[0] if offsets is None else offsets.shape[0]
+        shape = (groups, *shape)
+    dtype = out_dtype or first.dtype
+    alignment = 16 // dtype.itemsize if first.device.type == "cuda" else 1
+    width = -(-shape[-1] // alignment) * alignment
+    return first.new_empty((*shape[:-1], width), dtype=dtype)[..., : shape[-1]]
+
+
+def _keep_for_backward(output: torch.Tensor, arguments: Any) -> torch.Tensor:
+    """Return what an LSTM on the CPU keeps for its backward pass, whose size oneDNN alone knows."""
+    if not arguments[_LSTM_TRAINS]:
+        return output.new_empty((0,), dtype=torch.uint8)
+    images = arguments[0]
+    samples = arguments[_LSTM_STATE].shape[0]
+    steps = images.shape[0] * images.shape[1] // samples
+    run_steps = min(steps, _LSTM_STEPS)
+    kept = _measure_lstm(run_steps, tuple(arguments[1].shape), images.dtype, arguments[_LSTM_REVERSED])
+    return output.new_empty((samples * round(kept / _LSTM_SAMPLES * steps / run_steps),), dtype=torch.uint8)
+
+
+@functools.cache
+def _measure_lstm(steps: int, weight_shape: tuple[int, int], dtype: torch.dtype, is_reversed: bool) -> int:
+    """Return the bytes that a layer of one direction keeps, of `_LSTM_SAMPLES` samples."""
+    gates, input_size = weight_shape
+    hidden_size = gates // 4
+    with unset_fake_temporarily(), torch.enable_grad():
+        zeros = functools.partial(torch.zeros, dtype=dtype, device="cpu")
+        samples, state = zeros(steps, _LSTM_SAMPLES, input_size), zeros(_LSTM_SAMPLES, hidden_size)
+        weights = (zeros(gates, input_size), zeros(gates, hidden_size), zeros(gates), zeros(gates))
+        rest: Any = (is_reversed, [], _LSTM_MODE, hidden_size, 1, True, False, False, True)
+        result = _LSTM(samples, *weights, state, state, *rest)
+    return int(result[-1].untyped_storage().nbytes())
