@@ -59,7 +59,8 @@ def load_config(
     sizes = [override for override in given if override.parts == _MICRO_BATCH_SIZE]
     if is_command and own is None:
         for override in sizes:
-            read.put(place_size(read, override), override)
+            for place, part in place_size(read, override):
+                read.put(place, part)
     guess = _notice_misspelt_sections(problems, ("explore",) if is_command else _SECTIONS)
     if is_command:
         text = None if path is None else document.read_text(Path(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,12 +29,16 @@ def find_words(document: Document) -> Iterator[KeyPath]:
 
 
 def _find_words(value: Any, path: KeyPath) -> Iterator[KeyPath]:
-    if path and (value == _WORD or (isinstance(value, Mapping) and set(value) == {_WORD})):
+    if path and _is_word(value):
         yield path
     elif isinstance(value, Mapping | list):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, inner in items:
             yield from _find_words(inner, (*path, key))
+
+
+def _is_word(value: Any) -> bool:
+    return value == _WORD or (isinstance(value, Mapping) and set(value) == {_WORD})
 
 
 def holds_word_elsewhere(document: Document, likeness: Likeness) -> bool:
@@ -44,19 +49,27 @@ def holds_word_elsewhere(document: Document, likeness: Likeness) -> bool:
     return any(path != known for path in find_words(document))
 
 
-def place_size(document: Document, override: Override) -> KeyPath:
-    """Return where `micro_batch_size` stands in a file of one's own: at the word, else at its only batch size.
+def place_size(document: Document, override: Override) -> Iterator[tuple[KeyPath, Override]]:
+    """Yield where `micro_batch_size` goes: to the word in a file of one's own, else to its only batch size.
+
+    Where a command takes the size at its placeholder alone, bounds go to `explore.min` and `explore.max`.
 
     Raises:
-        UserInputError: There is no such place, or several; a command takes a size at its placeholder alone.
+        UserInputError: There are several places, or a number is given and no place.
     """
     words = [*find_words(document)]
     values = Values(document.values)
     found = words or list(dict.fromkeys(values.follow(path) for path in find_sizes(document.values)))
     if len(found) == 1:
-        return found[0]
+        yield found[0], override
+        return
+    if not found and _is_word(override.value):
+        bounds = override.value[_WORD] if isinstance(override.value, Mapping) else None
+        for key, value in (bounds or {}).items():
+            yield (_WORD, key), dataclasses.replace(override, parts=(_WORD, key), value=value)
+        return
     message = f"{override.source}: the command takes its size at {{micro_batch_size}}, and no file has a key for it"
-    hint = "leave it out: every size is explored"
+    hint = "leave it out, and every size from explore.min to explore.max is explored"
     if found:
         named = [".".join(map(str, path)) for path in found]
         message = f"{override.source}: {document.path} has several batch sizes: {', '.join(named)}"

@@ -246,6 +246,27 @@ def test_a_size_of_the_command_line_goes_to_the_files_own_key(tmp_path, text, pa
 
 
 @pytest.mark.parametrize(
+    ("value", "bounds"),
+    [
+        ("{explore: {min: 4, max: 64}}", (4, 64)),
+        ("{explore: {max: 64}}", (1, 64)),
+        ("{explore: }", (1, None)),
+        ("explore", (1, None)),
+    ],
+)
+@pytest.mark.parametrize("text", [None, "seed: 4\n"])
+def test_bounds_of_a_placeholder_are_those_of_the_search(tmp_path, value, bounds, text):
+    command = "explore.command=python train.py --bs {micro_batch_size} --out {output_dir}"
+    file = None if text is None else tmp_path / "job.yaml"
+    if file is not None:
+        file.write_text(text)
+
+    config = load_config(file, overrides=[command, f"micro_batch_size={value}"])
+
+    assert (config.minimum, config.maximum) == bounds
+
+
+@pytest.mark.parametrize(
     ("text", "words", "hint"),
     [
         (
