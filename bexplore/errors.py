@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
-WITHOUT_TRACE = "An exploration works without a trace; only the memory is not known beforehand."  # a hint
+WITHOUT_TRACE = "Steps at small sizes are measured instead of a trace."  # a hint
 
 _MOST_LISTED = 30  # names in a hint
 _LONGEST_LINE = 1_000  # characters of a message; the longest of our own, with a list of names, have 700

@@ -425,7 +425,7 @@ def _job(config: Config, device_info: dict[str, Any], environment: Mapping[str, 
             config, micro_batch_size=config.minimum, compilation="eager", model_dir=folder, environment=environment
         ).observation
     if run.is_measured:
-        fix = "explore works without a trace, and finds the memory limit by probes"
+        fix = "nothing to do: steps at small sizes are measured instead of a trace"
         yield Check("job", Status.WARNING, f"builds and runs, but cannot be traced: {traced}", fix)
     else:
         fix = f"bexplore probe {config.typed} --micro-batch-size {config.minimum} --compilation eager"

@@ -64,6 +64,10 @@ class AllRanksRunner(EngineRunner):
             self.start()
         self._alone.prepare(probe)
 
+    def measure_memory(self, sizes: Sequence[int]) -> Observation:
+        """Measure steps of one rank alone: see `EngineRunner.measure_memory`."""
+        return self._alone.measure_memory(sizes)
+
     def gradient_equivalence(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any]:
         """Compare gradients on one device: see `EngineRunner.gradient_equivalence`."""
         self.rest()

@@ -19,13 +19,14 @@ from bexplore.engine.process.limits import StageLimits
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.program_client import recall_or_trace, trace_lengths
 from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
-from bexplore.errors import NothingFitsError
+from bexplore.errors import BexploreError, NothingFitsError
 from bexplore.exploration.base import Exploration, ExploreOptions, find_sizes_that_keep
 from bexplore.exploration.emulated import hide_times
 from bexplore.exploration.estimate import estimate_duration
 from bexplore.exploration.finish import Finish
 from bexplore.exploration.memory_budget import MemoryBudget, count_gradient_bytes, find_memory_account, resolve_budget
 from bexplore.exploration.setup import find_launcher, find_lone_environment, make_runner_settings
+from bexplore.exploration.untraced import measure_with
 from bexplore.exploration.variants import (
     SURE_SDS,
     make_priors,
@@ -34,6 +35,7 @@ from bexplore.exploration.variants import (
     trace_all,
 )
 from bexplore.host import logs
+from bexplore.host.json_files import read_json
 from bexplore.host.machine import available_memory_bytes, num_usable_processors, package_version
 from bexplore.host.records import from_record, to_record
 from bexplore.host.secret_values import hidden
@@ -85,7 +87,7 @@ class TracedJob:
     facts: Mapping[str, Any]  # torch's description of the device
     budget: MemoryBudget  # what the tensors of one replica may take
     cost_model: CostModel | None = None  # the trace of the file's own settings; None where there is none, or none yet
-    why_untraced: str = ""  # why there is no trace; empty where there is one
+    why_untraced: str = ""  # why there is no trace, though steps may stand for it; empty where there is one
 
     @property
     def is_emulated(self) -> bool:
@@ -121,11 +123,33 @@ class JobExploration(Exploration):
             self.selection = self._selected(held, traced)
             runner = self._runner(held, workers, started_in)
             stack.enter_context(runner)
+            if isinstance(runner, EngineRunner) and held.cost_model is None:
+                held = self._measured(runner, held)
             yield self._traced(held)
             self._refuse_the_impossible(held)
             if not self.known:
                 self._prepare(runner, held)
             yield from self._explore(runner, held)
+
+    def _measured(self, runner: EngineRunner, held: TracedJob) -> TracedJob:
+        """Measure steps at small sizes in the search's own worker, where there is no trace.
+
+        A run that goes on has what it began with. Where they fail the first probe shows why.
+        """
+        stored = held.run.directory / "trace.json"
+        if stored.exists():
+            cost_model = from_record(CostModel, read_json(stored))
+        elif self.known:
+            return held
+        else:
+            self._prepare(runner, held)
+            try:
+                cost_model = measure_with(runner, self.config, held.why_untraced)
+            except BexploreError as error:
+                logs.log.debug("not measured", reason=error.message)
+                return held
+            held.run.remember_trace(to_record(cost_model))
+        return dataclasses.replace(held, cost_model=cost_model)
 
     def _explore(self, runner: EngineRunner | VariantsRunner, held: TracedJob) -> Iterator[JobEvent]:
         """Search; measure at the end of the search what remains."""

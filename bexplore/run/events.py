@@ -52,8 +52,8 @@ class Traced:
     """The predictions of the trace for every size.
 
     Attributes:
-        record: The fields of the `trace` event; None where the program could not be traced.
-        reason: Why it could not; empty where it could.
+        record: The fields of the `trace` event; None where the program could be neither traced nor measured.
+        reason: Why it could not be traced; empty where it could.
         memory_budget_bytes: The budget in force.
         why_budget: The source of the budget.
         warnings: Facts to know about the budget.

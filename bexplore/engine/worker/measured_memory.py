@@ -21,7 +21,7 @@ from bexplore.engine.worker.peak_memory import list_changes, release_cached_memo
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.timing import eagerly
 from bexplore.engine.worker.torch_private import memory_events_by_range
-from bexplore.measurement.probe import Outcome
+from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.trace.cost_model import NOTHING, CostModel, Phase, Polynomial
 from bexplore.trace.measured import FEWEST_SIZES, FittedSteps, MeasuredStep, fit_steps
 from bexplore.trace.operators import map_shapes, model_share, operator_flops
@@ -29,13 +29,15 @@ from bexplore.trace.tracer import make_fingerprint
 from bexplore.workloads import Batch
 from bexplore.workloads.torch_private import TorchDispatchMode
 
+# A size that would take longer is not measured where two were. Seconds; a judgement: a search takes minutes.
+LONG_S = 60.0
 _COUNTED = ("hardware_flops", "model_flops", "bytes_moved")
 _RANGE = "bexplore: "  # names the halves of a step in a profile
 _NAMESPACES_OF_TORCH = ("aten", "prim", "prims", "c10d", "_c10d_functional", "inductor", "profiler")
 
 
 def measure_untraced(session: Session, sizes: Sequence[int]) -> CostModel:
-    """Return the cost model of steps at the first three of these sizes that agree, ascending; further ones if none do.
+    """Return the cost model of steps at the first three of these ascending sizes that agree.
 
     A size that fails is left out: a batch of one is too few for some models. The error is raised where fewer than two
     are left.
@@ -45,6 +47,7 @@ def measure_untraced(session: Session, sizes: Sequence[int]) -> CostModel:
     uncounted: set[str] = set()
     failure: Exception | None = None
     for size in sizes:
+        started_s = time.perf_counter()
         try:
             steps.append(_measure_step(session, size, uncounted))
         except Exception as error:  # the border of the user's code
@@ -53,7 +56,8 @@ def measure_untraced(session: Session, sizes: Sequence[int]) -> CostModel:
                 break
             steps.clear()  # sizes that follow each other are fitted
             continue
-        if len(steps) >= FEWEST_SIZES and fit_steps(steps).is_confirmed:
+        is_long = 2 * (time.perf_counter() - started_s) > LONG_S  # the next size takes twice this one's seconds
+        if (len(steps) >= FEWEST_SIZES and fit_steps(steps).is_confirmed) or (len(steps) > 1 and is_long):
             break
     if len(steps) < 2:
         raise failure or ValueError(f"one size alone, {sizes[0]}, tells nothing of others")
@@ -64,12 +68,11 @@ def _measure_step(session: Session, micro_batch_size: int, uncounted: set[str]) 
     session.begin_probe()
     with session.around_steps():
         batch = session.make_batch(micro_batch_size)
-        session.compile_pass(batch)
+        if not session.is_compiled or session.compilation is not Compilation.EAGER:
+            session.compile_pass(batch)
         session.report(stage="memory", headroom_bytes=session.growth_bytes(batch))
         counting = _count_pass(session, batch)
         uncounted |= counting.uncounted
-        if session.is_training and session.steps.zeros_stand_for_a_pass:  # so that gradients are known by their name
-            session.steps.forward_backward(batch)
         resident, alive = _list_resident(session, batch)
         changes = _watch_step(session, batch, alive)
     session.steps.clear_gradients()
@@ -152,12 +155,14 @@ def _count_bytes(values: Any) -> Iterator[int]:
 
 
 def _count_pass(session: Session, batch: Batch) -> _CountingMode:
-    """Count a pass without the compiler; nothing of ranks that share the work, whose tensors stand for all of them."""
+    """Count a pass without the compiler, which leaves its gradients.
+
+    Of ranks that share the work nothing is counted: their tensors stand for those of all, and gradients are not theirs.
+    """
     counting = _CountingMode()
     if not session.job.parallelism.is_distributed:
         with eagerly(), counting:
             session.steps.forward_backward(batch)
-        session.steps.clear_gradients()
     return counting
 
 
