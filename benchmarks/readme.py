@@ -28,6 +28,7 @@ SHOWN_OF_SUMMARY = ("Use ", "To keep ", "  memory", "Report: ", "Apply: ")  # in
 TREE = {
     "cli/": "the commands, their options and exit codes",
     "config/": "YAML -> Config: every default and check, and the families of files",
+    "estimate/": "times of kernels on a named device by a fitted model, without running them",
     "job/": "what is trained or evaluated: all that decides the program; batch arithmetic",
     "workloads/": "Job -> live torch modules: decoders, transformers models, your own code",
     "trace/": "Job -> CostModel: memory and operations at every size, from one symbolic trace",
@@ -161,6 +162,7 @@ PARTS = {
     "lengths": readme_tables.lengths,
     "plan-steps": readme_tables.plan_steps,
     "published-trainings": readme_tables.published_trainings,
+    "kernel-times": readme_tables.kernel_times,
     "promises": readme_promises.table,
 }
 

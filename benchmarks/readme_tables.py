@@ -274,3 +274,43 @@ def lengths() -> str:
 
 def _table_lines(path: Path) -> list[str]:
     return [line for line in path.read_text().splitlines() if line.startswith("|")]
+
+
+# Estimated kernel times
+
+
+def kernel_times() -> str:
+    """How far the model of kernel times is from kernels that it was not fitted on, by device."""
+    report = json.loads((RESULTS / "kernel_times.json").read_text())
+    lines = [
+        "| device | kernels that were not fitted on | median error | 90 % within | bias | curve over tokens, rms | "
+        "loss of the best |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for device, rows in report["products"].items():
+        names = {
+            "left out in turn": "matrix products, each model and width left out in turn",
+            "left out: Llama-2-7b-hf x1": "matrix products of Llama-2-7b, unsplit",
+            "phi-2 from Llama-2-7b": "matrix products of phi-2, from Llama-2-7b alone",
+            "Llama-2-7b from phi-2": "matrix products of Llama-2-7b, from phi-2 alone",
+        }
+        lines += [_errors_row(device.upper(), shown, rows[name]) for name, shown in names.items()]
+        lines += [
+            _errors_row(
+                device.upper(), f"{kind} kernels of Llama-2-7b", report["streams"][device][f"Llama-2-7b, {kind}"]
+            )
+            for kind in ("pointwise", "activation", "reduction")
+        ]
+    lines += [
+        _errors_row(
+            name.split()[0].upper(), f"matrix products, with the efficiencies of the {name.split()[2].upper()}", row
+        )
+        for name, row in report["transfer"].items()
+    ]
+    return "\n".join(lines)
+
+
+def _errors_row(device: str, kernels: str, row: Mapping[str, float]) -> str:
+    keys = ("median_error", "p90_error", "bias", "shape_rms", "loss_mean")
+    shown = [f"{100 * row[key]:.1f} %" if key in row else "" for key in keys]
+    return f"| {device} | {kernels} | {' | '.join(shown)} |"

@@ -17,11 +17,12 @@ PACKAGE = Path(bexplore.__file__).parent
 
 # Room -> its parts in import order: a part imports only from parts that stand before it.
 ORDER = {
-    "": "errors units host job config workloads trace measurement search engine command replay "
+    "": "errors units host estimate job config workloads trace measurement search engine command replay "
     "testing run diagnosis exploration actions emulated_gpu api planning guard output start_again decorator cli "
     "pytest_plugin lightning transformers __main__",
     "host": "blas_threads clocks secret_values logs locks json_files records accelerators "
     "torch_interfaces machine process_tree contention",
+    "estimate": "kernels efficiencies model",
     "emulated_gpu": "libraries environment config_environment",
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command workload variants config dialects "

@@ -1,0 +1,214 @@
+"""Times of kernels by a model: `estimate_kernels(device, kernels)`, and their sum.
+
+A matrix product is cut into tiles, which multiprocessors work off in waves; arithmetic overlaps with traffic. The
+library's choice of a tile is not known: times of all candidates are averaged, the fast ones with most weight. A kernel
+that only moves bytes takes its traffic, at least a floor. How wrong this is: `docs/estimates.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from bexplore.estimate.efficiencies import Efficiencies, ProductEfficiency, StreamEfficiency, find_efficiencies
+from bexplore.estimate.kernels import HALF_BYTES, Kernel, MatrixProduct, Stream
+from bexplore.host.accelerators import Device
+
+# Rows and columns of the tiles of cuBLAS and CUTLASS (the names of their kernels have them), and into how many parts
+# the inner dimension is split. With 64 x 256, 192 x 128 and 256 x 192, or 3, 6 and 8 parts, kernels left out had the
+# same errors within 0.2 % (median) and 0.5 % (p90): benchmarks/kernel_times.py.
+_TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
+_SPLITS = (1, 2, 4)
+_CANDIDATES = np.array([(*tile, parts) for tile in _TILES for parts in _SPLITS], dtype=float)
+_INNER_STEP = 64  # elements of the inner dimension that a tile loads at once
+_SUM_BYTES = 4  # of an element of a partial sum
+# Elements: tensor cores load 16 bytes at once. Source: NVIDIA's matrix multiplication guide, whose figure shows about
+# half the speed without; no kernel time here checks it.
+_ALIGNMENT, _UNALIGNED_FACTOR = 8, 2.0
+# Time at which half of the power limit's loss is reached. Source: benchmarks/kernel_times.py; with 0.1 ms the median
+# error of kernels left out was 5.5 %, with 0.3 ms and 1 ms 5.3 %.
+_CLOCK_S = 1e-3
+
+
+class Bound(StrEnum):
+    """What takes most of a kernel's time."""
+
+    ARITHMETIC = "arithmetic"
+    WAVES = "waves"  # too few tiles, or too few in the last wave: multiprocessors wait
+    BANDWIDTH = "bandwidth"
+    LAUNCH = "launch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelEstimate:
+    """The estimated time of one kernel."""
+
+    seconds: float
+    relative_sd: float  # standard deviation of ln, of this kernel's own error
+    bound: Bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The estimated time of kernels that run one after the other."""
+
+    seconds: float
+    relative_sd: float  # standard deviation of ln of the sum
+    shares: Mapping[Bound, float]  # of the time, by what bounds each kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """What a device's makers publish of it."""
+
+    num_multiprocessors: int
+    flops_per_s: float  # dense, in half precision
+    bytes_per_s: float
+    cache_bytes: int  # of the second level
+
+    @classmethod
+    def of(cls, device: Device) -> Peaks:
+        """Return the peaks of a device whose maker publishes all of them."""
+        assert device.num_multiprocessors and device.bfloat16_flops_per_s and device.bandwidth_bytes_per_s
+        return cls(
+            num_multiprocessors=device.num_multiprocessors,
+            flops_per_s=device.bfloat16_flops_per_s,
+            bytes_per_s=device.bandwidth_bytes_per_s,
+            cache_bytes=device.chip.l2_bytes if device.chip is not None else 0,
+        )
+
+
+def estimate_sum(device: Device, kernels: Sequence[Kernel]) -> Estimate | None:
+    """Return the time of kernels that run one after the other; None where the device's peaks are unknown.
+
+    Errors of single kernels are independent; beside them all have one in common.
+    """
+    found = find_efficiencies(device)
+    times = estimate_kernels(device, kernels)
+    if found is None or times is None:
+        return None
+    efficiencies, transfer_sd = found
+    seconds = math.fsum(time.seconds for time in times)
+    if not seconds:
+        return Estimate(seconds=0.0, relative_sd=0.0, shares={})
+    spreads = {MatrixProduct: efficiencies.product_spread, Stream: efficiencies.stream_spread}
+    common = math.fsum(spreads[type(kernel)].common * time.seconds for kernel, time in zip(kernels, times, strict=True))
+    own = math.hypot(*(time.relative_sd * time.seconds for time in times))
+    shares = {bound: math.fsum(time.seconds for time in times if time.bound is bound) / seconds for bound in Bound}
+    return Estimate(
+        seconds=seconds,
+        relative_sd=math.hypot(common / seconds, own / seconds, transfer_sd),
+        shares={bound: share for bound, share in shares.items() if share},
+    )
+
+
+def estimate_kernels(device: Device, kernels: Sequence[Kernel]) -> list[KernelEstimate] | None:
+    """Return the time of each kernel; None where the device's peaks are unknown."""
+    found = find_efficiencies(device)
+    if found is None:
+        return None
+    efficiencies, _ = found
+    peaks = Peaks.of(device)
+    products = list(dict.fromkeys(kernel for kernel in kernels if isinstance(kernel, MatrixProduct)))
+    known: dict[Kernel, KernelEstimate] = {}
+    if products:
+        known.update(zip(products, _estimate_products(peaks, efficiencies, products), strict=True))
+    for kernel in kernels:
+        if isinstance(kernel, Stream):
+            known[kernel] = _estimate_stream(peaks, efficiencies, kernel)
+    return [known[kernel] for kernel in kernels]
+
+
+def _estimate_products(
+    peaks: Peaks, efficiencies: Efficiencies, products: Sequence[MatrixProduct]
+) -> list[KernelEstimate]:
+    rows, columns, inner, batch = np.array(
+        [(one.rows, one.columns, one.inner, one.batch) for one in products], dtype=float
+    ).T
+    own = efficiencies.product
+    seconds = product_seconds(peaks, own, rows, columns, inner, batch)
+    ideal_s = 2 * rows * columns * inner * batch / (peaks.flops_per_s * own.peak_share)
+    traffic_s = _product_bytes(rows, columns, inner) * batch / (peaks.bytes_per_s * own.bandwidth_share)
+    return [
+        KernelEstimate(
+            seconds=float(time),
+            relative_sd=efficiencies.product_spread.kernel,
+            bound=_find_bound(time, arithmetic_s=arithmetic, traffic_s=traffic, floor_s=own.launch_s + own.wave_s),
+        )
+        for time, arithmetic, traffic in zip(seconds, ideal_s, traffic_s, strict=True)
+    ]
+
+
+def _find_bound(seconds: float, *, arithmetic_s: float, traffic_s: float, floor_s: float) -> Bound:
+    """Return the longest of what the parts of a product would take alone; else multiprocessors wait for tiles."""
+    longest, bound = max((arithmetic_s, Bound.ARITHMETIC), (traffic_s, Bound.BANDWIDTH), (floor_s, Bound.LAUNCH))
+    return Bound.WAVES if longest < seconds / 2 else bound
+
+
+def _product_bytes(rows: np.ndarray, columns: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    return HALF_BYTES * (rows * inner + inner * columns + rows * columns)
+
+
+def product_seconds(
+    peaks: Peaks,
+    own: ProductEfficiency,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    inner: np.ndarray,
+    batch: np.ndarray | float = 1.0,
+) -> np.ndarray:
+    """Return the times of products (num_products,): the average over tiles that the library may choose."""
+    logs = np.log(_candidate_seconds(peaks, own, rows, columns, inner, batch))
+    weights = np.exp((logs.min(axis=0) - logs) / own.choice_spread)
+    return np.asarray(np.exp((weights * logs).sum(axis=0) / weights.sum(axis=0)))
+
+
+def _candidate_seconds(
+    peaks: Peaks,
+    own: ProductEfficiency,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    inner: np.ndarray,
+    batch: np.ndarray | float,
+) -> np.ndarray:
+    """Return the times with each candidate (num_candidates, num_products)."""
+    tile_rows, tile_columns, parts = _CANDIDATES.T[:, :, None]
+    num_tiles = np.ceil(rows / tile_rows) * np.ceil(columns / tile_columns) * parts * batch
+    share = num_tiles / peaks.num_multiprocessors
+    waves = (1 - own.smoothness) * np.ceil(share) + own.smoothness * np.maximum(1.0, share)
+    steps = np.ceil(inner / parts / _INNER_STEP) * _INNER_STEP
+    elements = tile_rows * tile_columns + own.operand_cost * (tile_rows + tile_columns)
+    tile_s = 2 * elements * steps * peaks.num_multiprocessors / (peaks.flops_per_s * own.peak_share)
+    is_aligned = (columns % _ALIGNMENT == 0) & (inner % _ALIGNMENT == 0)
+    arithmetic_s = waves * (tile_s * np.where(is_aligned, 1.0, _UNALIGNED_FACTOR) + own.wave_s)
+    is_split = parts > 1
+    sums_bytes = is_split * parts * _SUM_BYTES * rows * columns
+    traffic = (_product_bytes(rows, columns, inner) + sums_bytes) * batch
+    traffic_s = traffic / (peaks.bytes_per_s * own.bandwidth_share)
+    longest_s = np.maximum(arithmetic_s, traffic_s)
+    ratio = np.minimum(arithmetic_s, traffic_s) / longest_s
+    body_s = longest_s * (1 + ratio**own.overlap) ** (1 / own.overlap)
+    body_s = body_s + own.store_share * HALF_BYTES * rows * columns * batch / peaks.bytes_per_s
+    slowed_s = body_s * (1 + own.clock_loss * body_s / (body_s + _CLOCK_S))
+    return np.asarray(slowed_s + own.launch_s + is_split * own.split_s)
+
+
+def _estimate_stream(peaks: Peaks, efficiencies: Efficiencies, kernel: Stream) -> KernelEstimate:
+    own = efficiencies.streams[kernel.kind]
+    seconds = float(stream_seconds(peaks, own, np.array([kernel.num_bytes], dtype=float))[0])
+    return KernelEstimate(
+        seconds=seconds,
+        relative_sd=efficiencies.stream_spread.kernel,
+        bound=Bound.LAUNCH if own.floor_s > seconds / 2 else Bound.BANDWIDTH,
+    )
+
+
+def stream_seconds(peaks: Peaks, own: StreamEfficiency, num_bytes: np.ndarray) -> np.ndarray:
+    """Return the times of kernels that move bytes (num_kernels,)."""
+    in_cache = np.clip(1 - num_bytes / max(peaks.cache_bytes, 1), 0.0, 1.0)
+    traffic_s = num_bytes / (peaks.bytes_per_s * own.bandwidth_share * (1 + own.cache_gain * in_cache))
+    return np.asarray(np.hypot(own.floor_s, traffic_s))
