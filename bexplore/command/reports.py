@@ -26,6 +26,8 @@ class Step:
     num_updates: int  # calls of optimizers
     update_s: float  # seconds of these calls, without backward passes inside of them
     evaluation_s: float = 0.0  # seconds of an evaluation that ran in it
+    # Fewest passes before one of its updates: those of one optimizer, where several train on the same batch
+    num_passes_of_update: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ class StepTiming:
     step_times_s: tuple[float, ...]
     update_times_s: tuple[float, ...]  # seconds of the updates in them
     pass_times_s: tuple[float, ...]  # seconds of one micro-batch in each step, without its update
-    micro_batches_per_step: float  # micro-batches of a step: by the loaders, else by backward passes
+    micro_batches_per_step: float  # micro-batches of a step: by the loaders, else by the backward passes of an update
     passes_per_step: float  # backward passes of a step
     num_steps: int  # steps that were timed; where epochs are not of full batches, their times are fewer means
 
@@ -50,7 +50,7 @@ def time_rank(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
     per_pass = 1.0 if _is_fetched_whole(timed, micro_batch_size) else count_micro_batches_per_pass(timed)
     times_s = _subtract_evaluations([step.ended_s - before.ended_s for before, step in pairs], timed)
     updates_s = [min(step.update_s, seconds) for step, seconds in zip(timed, times_s, strict=True)]
-    counts = [max(step.num_passes, 1) * per_pass for step in timed]
+    counts = [max(passes, 1) * per_pass for passes in _count_passes_of_batches(timed)]
     epoch = _find_epoch(rank, micro_batch_size, statistics.median(counts)) or _find_period(timed, micro_batch_size)
     if epoch is not None and epoch.num_steps <= len(timed):
         times_s, updates_s, counts = (epoch.means(values) for values in (times_s, updates_s, counts))
@@ -112,20 +112,35 @@ def _find_epoch(rank: Rank, micro_batch_size: int, micro_batches_per_step: float
     return _Epoch(num_steps=num_steps, fill=rank.num_samples / (num_batches * micro_batch_size))
 
 
-def _find_period(steps: Sequence[Step], micro_batch_size: int) -> _Epoch | None:
-    """Return the steps after which the numbers of samples repeat; None where all are equal, or a loader has them.
+def _count_passes_of_batches(steps: Sequence[Step]) -> list[int]:
+    """Return the passes of each step that have a batch of their own, where no loader shows which have."""
+    if any(step.num_fetches for step in steps):
+        return [step.num_passes for step in steps]
+    return [step.num_passes_of_update or step.num_passes for step in steps]
 
-    Where they do not repeat, the mean of all holds for each quarter of them.
+
+def _find_period(steps: Sequence[Step], micro_batch_size: int) -> _Epoch | None:
+    """Return the steps after which the numbers of samples repeat, else those of updates; None with a loader.
+
+    In reinforcement learning an optimizer of the policy may step each second time only. Where nothing repeats, the mean
+    of all holds for each quarter of them.
     """
-    counted = [step for step in steps if step.num_samples]
-    samples = [step.num_samples for step in counted]
-    if any(step.num_fetches for step in steps) or len(set(samples)) <= 1:
+    if any(step.num_fetches for step in steps):
         return None
-    periods = (number for number in range(1, len(samples)) if samples[number:] == samples[:-number])
-    period = next(periods, None)
-    whole = counted[:period]
-    fill = sum(step.num_samples for step in whole) / (sum(step.num_passes for step in whole) * micro_batch_size)
-    return _Epoch(num_steps=period or max(1, len(samples) // MIN_TIMED_STEPS), fill=fill)
+    counted = [step for step in steps if step.num_samples]
+    samples, updates = [step.num_samples for step in counted], [step.num_updates for step in steps]
+    fill, values = 1.0, updates
+    if len(set(samples)) > 1:
+        whole = counted[: _period(samples)]
+        passes = sum(_count_passes_of_batches(whole))
+        fill, values = sum(step.num_samples for step in whole) / (passes * micro_batch_size), samples
+    if len(set(values)) <= 1:
+        return None
+    return _Epoch(num_steps=_period(values) or max(1, len(values) // MIN_TIMED_STEPS), fill=fill)
+
+
+def _period(values: Sequence[int]) -> int | None:
+    return next((number for number in range(1, len(values)) if values[number:] == values[:-number]), None)
 
 
 def expect_step_s(step_times_s: Mapping[int, float], micro_batch_size: int) -> float:

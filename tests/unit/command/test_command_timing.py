@@ -125,6 +125,23 @@ def test_without_a_loader_batches_count_by_all_of_their_samples():
     assert sum(timing.pass_times_s) / 4 == pytest.approx(sum(seconds) / len(seconds), rel=0.05)
 
 
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_two_optimizers_of_one_batch_are_one_micro_batch(accumulation):
+    """A critic steps with every batch, an actor with each second one, and no loader shows the batches."""
+    steps, now_s = [], 0.0
+    for number in range(20):
+        both = number % 2
+        now_s += 3.0 if both else 1.0
+        one = step(now_s, passes=accumulation * (1 + both))
+        counts = {"num_fetches": 0, "num_samples": 0, "num_updates": 1 + both, "num_passes_of_update": accumulation}
+        steps.append(dataclasses.replace(one, **counts))
+
+    timing = time_rank(rank(steps=tuple(steps)), num_warmup=3, micro_batch_size=4)
+
+    assert timing.micro_batches_per_step == accumulation
+    assert timing.step_times_s == pytest.approx([2.0] * len(timing.step_times_s))
+
+
 @pytest.mark.parametrize(
     ("size", "seconds"),
     [(1, 0.09), (8, 0.1), (16, 0.1), (40, 0.2), (64, 0.3), (128, 0.6), (2, 0.09 + 0.01 / 7)],

@@ -23,7 +23,7 @@ LOGGED_CHARACTERS = 8000
 LINKS_OF_ERROR = 16  # exceptions of one chain that a report keeps
 _NO_ERRORS = (SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit)
 # What is kept of a step.
-STEP = ("ended_s", "num_passes", "num_updates", "update_s")
+STEP = ("ended_s", "num_passes", "num_updates", "update_s", "num_passes_of_update")
 # The rank by launchers that set no RANK: Slurm, Open MPI, MPICH.
 RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 

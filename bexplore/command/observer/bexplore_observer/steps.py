@@ -90,9 +90,10 @@ class Observer:
 
     def _reset_probe(self) -> None:
         """Forget what was seen of a probe."""
-        self.steps: list[tuple[float, int, int, float]] = []  # values by `reports.STEP` of each optimizer step
+        self.steps: list[tuple[float, int, int, float, int]] = []  # values by `reports.STEP` of each optimizer step
         self.marks_of_steps: list[list[tuple[str, Any]]] = []  # the device's of each
         self._passes = self._updates = self.total_passes = 0
+        self._passes_since_update = self._fewest_passes = 0
         self.without_gradients: array[float] = array("d")  # when each time without them, or of saving, began and ended
         self.in_update = False
         self._update_s = self._update_began_s = self._last_update_s = self._last_backward_s = 0.0
@@ -177,6 +178,7 @@ class Observer:
     def after_backward(self) -> None:
         """Count a pass; an optimizer that steps inside of the backward pass ends the step here."""
         self._passes += 1
+        self._passes_since_update += 1
         self.total_passes += 1
         self._last_backward_s = clock()
         try:
@@ -229,12 +231,19 @@ class Observer:
             self._update_s += clock() - max(self._update_began_s, self._last_backward_s)
             if self.device.is_used:
                 self._mark_update("ends")
+            self._note_passes_of_update()
             if id(optimizer) == self._clock_optimizer or self.is_pending:
                 self._note_updates(self._updates + 1)
             else:
                 self._updates += 1
         except Exception as error:
             self.note("update", error)
+
+    def _note_passes_of_update(self) -> None:
+        """Keep the fewest passes of an update: several optimizers may each have passes of the same batch."""
+        if self._passes_since_update:
+            self._fewest_passes = min(self._fewest_passes or self._passes_since_update, self._passes_since_update)
+        self._passes_since_update = 0
 
     def _mark_update(self, kind: str) -> None:
         mark = self.device.mark()
@@ -253,7 +262,7 @@ class Observer:
         self._updates, self.is_pending, self._last_update_s = updates, True, clock()
         # The last step ends with as many updates as those before it had. To wait for the next backward pass instead
         # would lock the stages of a pipeline: a stage that waits gives the others no gradient.
-        usual = max((num_updates for _, _, num_updates, _ in self.steps[-3:]), default=1)
+        usual = max((step[2] for step in self.steps[-3:]), default=1)
         if len(self.steps) + 1 >= self.exchange.last_step and updates >= usual:
             self._end_step()
 
@@ -282,13 +291,14 @@ class Observer:
 
     def _record_step(self) -> None:
         self.is_pending = False
-        self.steps.append((self._last_update_s, self._passes, self._updates, self._update_s))
+        of_update = self._fewest_passes or self._passes
+        self.steps.append((self._last_update_s, self._passes, self._updates, self._update_s, of_update))
         self.exchange.log.write("step", number=len(self.steps), passes=self._passes, updates=self._updates)
         self.loaders.end_step()
         if self.device.is_used:
             self.marks_of_steps.append(self._update_marks)
             self._update_marks = []
-        self._passes = self._updates = 0
+        self._passes = self._updates = self._passes_since_update = self._fewest_passes = 0
         self._update_s = 0.0
 
     # -- the end of a probe

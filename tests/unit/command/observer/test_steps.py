@@ -47,6 +47,19 @@ def test_updates_of_several_optimizers_without_a_pass_between_are_one_step(obser
     assert numbers(read_record(), "num_passes", "num_updates") == [(1, 2)] * 3
 
 
+def test_an_update_has_the_passes_since_the_one_before_it(observe, train, optimizer, read_record):
+    observer, critic, actor = observe(), optimizer(64), optimizer(8)
+
+    for number in range(6):
+        train(observer, critic, num_passes=2)
+        if number % 2:
+            train(observer, actor, num_passes=2)
+    observer.record_end()
+
+    found = numbers(read_record(), "num_passes", "num_updates", "num_passes_of_update")
+    assert found == [(2, 1, 2), (2, 1, 2), (4, 2, 2), (2, 1, 2), (4, 2, 2), (2, 1, 2)]
+
+
 def test_an_optimizer_that_steps_inside_of_a_pass_ends_a_step_with_it(observe, optimizer, read_record):
     observer, own = observe(), optimizer()
 
