@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bexplore.config import document
-from bexplore.config.training_script.parameters import OF_EVALUATION, rank
+from bexplore.config.training_script.parameters import FAR, OF_EVALUATION, OF_TRAINING, rank
 from bexplore.config.training_script.source import Definition, Module, Program
 
 _ASSIGNED, _HANDED, _FIELD, _DEFAULT = range(4)  # how a number is given, the surest first
@@ -70,8 +70,14 @@ def _number(program: Program, place: _Place) -> int | None:
     return number if type(number) is int else None
 
 
-def _distance(program: Program, place: _Place) -> tuple[bool, int, int]:
-    return place.module is not program.main, place.order, rank(place.name, "micro_batch_size") or 0
+def _distance(program: Program, place: _Place) -> tuple[bool, bool, int, bool, int]:
+    """Return how far a number is from being that of the training, the nearest first.
+
+    A loader that is named after the training is nearer than others: a script may look at its data through one first.
+    """
+    near = rank(place.name, "micro_batch_size") or 0
+    is_of_training = OF_TRAINING.search(place.statement.partition("=")[0].lower()) is not None
+    return place.module is not program.main, near >= FAR, place.order, not is_of_training, near
 
 
 def _is_settings_of(program: Program, place: _Place) -> bool:

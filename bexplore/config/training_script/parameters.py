@@ -35,10 +35,11 @@ NAMES = {
         *("resultsdir", "savefolder", "outf", "out"),
     ),
 }
-OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|predict|inference)(?![a-z])")
-_OF_TRAINING = re.compile(r"train|fit|tune|learn")
+# `sw`: the windows of `sliding_window_inference` of MONAI.
+OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|predict|inference|sw)(?![a-z])")
+OF_TRAINING = re.compile(r"train|fit|tune|learn")
 _OF_OTHERS = {"total", "global", "buffer", "replay"}  # words of names of batches that no single pass takes
-_FAR = 100  # the rank of a name that ends in a known one, such as `unet_batch_size`, behind all known ones
+FAR = 100  # the rank of a name that ends in a known one, such as `unet_batch_size`, behind all known ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ def rank(name: str, placeholder: str) -> int | None:
     if _OF_OTHERS.intersection(re.split(r"[-_.]+", name.lower())):
         return None
     ends = [index for index, one in enumerate(known) if len(one) > len("batch") and spell(name).endswith(one)]
-    return _FAR + min(ends) if ends and placeholder == "micro_batch_size" else None
+    return FAR + min(ends) if ends and placeholder == "micro_batch_size" else None
 
 
 def chains(interface: Interface, name: str = "") -> Iterator[Chain]:
@@ -176,7 +177,7 @@ def find_chains(interfaces: Sequence[Interface], variables: Sequence[Parameter] 
 
 def is_of_training(chain: Chain) -> bool:
     """Return whether a command on the way is called as a training is."""
-    return _OF_TRAINING.search(" ".join(word for word, _ in chain).lower()) is not None
+    return OF_TRAINING.search(" ".join(word for word, _ in chain).lower()) is not None
 
 
 def make_call(chain: Chain, variables: Sequence[Parameter] = (), *, config: Parameter | None = None) -> Call:

@@ -338,6 +338,17 @@ REFUSED = {
         "train.py:3: batch_size=8 is fixed",
         'B = int(os.environ.get("MICRO_BATCH_SIZE", 8))',
     ),
+    "the loader of the training, by its name": (
+        "from torch.utils.data import DataLoader\nfirst_look = DataLoader(a, batch_size=10)\n"
+        "train_loader = DataLoader(a, batch_size=4)\nval_loader = DataLoader(b, batch_size=1)\nsw_batch_size = 6\n",
+        "train.py:3: batch_size=4 is fixed",
+        'train_loader = DataLoader(a, batch_size=int(os.environ.get("MICRO_BATCH_SIZE", 4)))',
+    ),
+    "a batch of the training before one of a part": (
+        "from torch.utils.data import DataLoader\nteacher_batch_size = 6\nloader = DataLoader(a, batch_size=4)\n",
+        "train.py:3: batch_size=4 is fixed",
+        'loader = DataLoader(a, batch_size=int(os.environ.get("MICRO_BATCH_SIZE", 4)))',
+    ),
 }
 
 
