@@ -416,7 +416,8 @@ def _job(config: Config, device_info: dict[str, Any], environment: Mapping[str, 
     yield from _ranks(config)
     job: Job = config.on_device(str(device_info["device"])).job
     with tempfile.TemporaryDirectory() as folder:
-        traced = trace_in_worker(job, Path(folder), lambda message: None, environment=environment)
+        limit_s = config.settings.trace_time_limit_s
+        traced = trace_in_worker(job, Path(folder), lambda message: None, environment=environment, limit_s=limit_s)
         if not isinstance(traced, str):
             message = f"builds and traces in {format_seconds(traced.trace_s)}: {traced.num_parameters:,} parameters"
             yield Check("job", Status.OK, message)

@@ -176,7 +176,14 @@ class _Tracer:
 
     def trace(self, config: Config) -> CostModel:
         """Trace one job, in a worker of its own: the ranks of a process are those of its first job."""
-        traced = recall_or_trace(self._job(config), self.log_dir, lambda message: None, gpu=self.gpu, fresh=self.fresh)
+        traced = recall_or_trace(
+            self._job(config),
+            self.log_dir,
+            lambda message: None,
+            gpu=self.gpu,
+            fresh=self.fresh,
+            limit_s=config.settings.trace_time_limit_s,
+        )
         return self.measure(config, traced) if isinstance(traced, str) else traced
 
     def records(

@@ -49,7 +49,7 @@ TRAINING_TIME_S = 36_000.0  # 10 h, of a training of unknown length
 SIZES_PER_START = 8
 
 _FEWEST_PLAIN_SECONDS = 60  # a smaller number without a unit may have been meant as minutes or hours
-_LIKELY_UNITS = {"time_budget": "min", "probe_time_limit": "min", "training_time": "h"}
+_LIKELY_UNITS = {"time_budget": "min", "probe_time_limit": "min", "trace_time_limit": "min", "training_time": "h"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,6 +395,12 @@ class ExploreSettings(_Section):
         1800.0,
         alias="probe_time_limit",
         description="Seconds, or text, after which one probe is given up as timed_out; null: no limit.",
+    )
+    trace_time_limit_s: Duration = Field(
+        120.0,
+        alias="trace_time_limit",
+        description="Seconds of a processor, or text, after which the trace is given up and small sizes are measured "
+        "instead; null: no limit.",
     )
     stage_time_floor: Seconds = Field(
         60.0, description="Seconds, or text, that any stage (build, compile, a step) may take without reporting."

@@ -18,6 +18,7 @@ from bexplore.errors import EngineError, UserProgramError
 from bexplore.host.records import from_record, to_record
 from bexplore.job import Job, Precision, device_kind
 from bexplore.job.lengths import Collation
+from bexplore.measurement.probe import Outcome
 from bexplore.trace import cache
 from bexplore.trace.absent_gpu import GpuProperties, reason_against
 from bexplore.trace.cost_model import CostModel, MemoryByLength, traced_lengths
@@ -25,7 +26,7 @@ from bexplore.trace.program_metrics import ProgramMetrics
 
 # A build on fake tensors takes seconds; one that takes longer is left to the probe, which has limits of its own.
 BUILD_LIMIT_S = 60.0
-# A trace takes seconds; one that takes this long is given up, and the exploration goes on without it.
+# A trace takes seconds of a processor; one that takes this many is given up. `explore.trace_time_limit` is another.
 TRACE_LIMIT_S = 120.0
 # All blocks of a whole model are traced: a deep one takes minutes.
 METRICS_LIMIT_S = 900.0
@@ -34,6 +35,10 @@ METRICS_RESIDENT_BYTES = 16 * 2**30
 # Sizes and indices are SymPy's expressions, and it keeps 1000 results of each of its functions; the compiler asks for
 # more of them again. Processor time of a ResNet 50 for CUDA: 40.7 s with 1000, 38.4 s with these.
 _FAST_SYMPY = {"SYMPY_CACHE_SIZE": "20000"}
+
+
+class GivenUp(str):
+    """The reason why there is no trace, which another attempt may not meet: time or memory of this host."""
 
 
 def ask_once(
@@ -80,6 +85,7 @@ def recall_or_trace(
     gpu: GpuProperties | None = None,
     fresh: bool,
     environment: Mapping[str, str] | None = None,
+    limit_s: float | None = TRACE_LIMIT_S,
 ) -> CostModel | str:
     """Return the job's trace of an earlier run if nothing has changed since, else a new one, kept for later runs.
 
@@ -87,10 +93,12 @@ def recall_or_trace(
     of a number of tokens is traced at several lengths: any of them may need most memory.
     """
     known = None if fresh else cache.recall(job, gpu=gpu)
-    traced = known or _trace(job, run_dir, on_progress, gpu=gpu, keeps=True, environment=environment)
+    traced = known or _trace(job, run_dir, on_progress, gpu=gpu, keeps=True, environment=environment, limit_s=limit_s)
     if isinstance(traced, str) or job.lengths is None or job.lengths.collation is not Collation.TOKENS:
         return traced
-    by_length = trace_lengths(job, traced, run_dir, on_progress, gpu=gpu, fresh=fresh, environment=environment)
+    by_length = trace_lengths(
+        job, traced, run_dir, on_progress, gpu=gpu, fresh=fresh, environment=environment, limit_s=limit_s
+    )
     return dataclasses.replace(traced, by_length=by_length)
 
 
@@ -103,6 +111,7 @@ def trace_lengths(
     gpu: GpuProperties | None,
     fresh: bool,
     environment: Mapping[str, str] | None = None,
+    limit_s: float | None = TRACE_LIMIT_S,
 ) -> MemoryByLength | None:
     """Trace a job at some lengths of its samples; return None where all are as long, or where it cannot be traced.
 
@@ -114,7 +123,9 @@ def trace_lengths(
     models = {job.lengths.longest: at_longest}
     for length in traced_lengths(job.lengths)[1:]:
         at_length = job.at_length(length)
-        traced = recall_or_trace(at_length, run_dir, on_progress, gpu=gpu, fresh=fresh, environment=environment)
+        traced = recall_or_trace(
+            at_length, run_dir, on_progress, gpu=gpu, fresh=fresh, environment=environment, limit_s=limit_s
+        )
         if not isinstance(traced, CostModel):
             return None
         models[length] = traced
@@ -128,9 +139,10 @@ def trace_in_worker(
     *,
     gpu: GpuProperties | None = None,
     environment: Mapping[str, str] | None = None,
+    limit_s: float | None = TRACE_LIMIT_S,
 ) -> CostModel | str:
     """Trace the job whatever earlier runs kept; return the reason in one line where that is not possible."""
-    return _trace(job, run_dir, on_progress, gpu=gpu, keeps=False, environment=environment)
+    return _trace(job, run_dir, on_progress, gpu=gpu, keeps=False, environment=environment, limit_s=limit_s)
 
 
 def _trace(
@@ -140,7 +152,8 @@ def _trace(
     *,
     gpu: GpuProperties | None,
     keeps: bool,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None,
+    limit_s: float | None,
 ) -> CostModel | str:
     # The device that is stood in for takes the place of one that is here: tracing takes nothing of its memory.
     why_not = reason_against() if gpu is not None else ""
@@ -151,12 +164,13 @@ def _trace(
     answer = ask_once(
         Trace(job=traced_job, gpu=properties, why_not=why_not),
         run_dir / "workers" / "trace.log",
-        limits=Limits(stage_s=TRACE_LIMIT_S, resident_bytes=RESIDENT_BYTES),
+        limits=Limits(stage_s=limit_s, resident_bytes=RESIDENT_BYTES, counts_processor_time=True),
         environment=environment,
         on_progress=on_progress,
     )
     if isinstance(answer, Failed):
-        return answer.reason
+        is_late = answer.outcome is Outcome.TIMED_OUT
+        return GivenUp(f"{answer.reason}; explore.trace_time_limit gives it longer" if is_late else answer.reason)
     if isinstance(answer, Refused):
         error = answer.error()
         if isinstance(error, EngineError):

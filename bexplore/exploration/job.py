@@ -529,7 +529,9 @@ class JobExploration(Exploration):
             if self.config.job.device != "cpu":
                 with Workers(Path(folder), self._environment) as workers:
                     gpu = GpuProperties.from_device_info(self._on_device(workers))
-            traced = recall_or_trace(self.config.job, Path(folder), self.on_progress, **self._of_traces(gpu))
+            limit_s = self.config.settings.trace_time_limit_s
+            given = self._of_traces(gpu)
+            traced = recall_or_trace(self.config.job, Path(folder), self.on_progress, limit_s=limit_s, **given)
         cost_model = traced if isinstance(traced, CostModel) else None
         plan, settings = self._plan(None, changes), search_settings(self.config)
         environment = self.fingerprint.environment()

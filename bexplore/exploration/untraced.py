@@ -9,6 +9,7 @@ from pathlib import Path
 from bexplore.config.config import Config
 from bexplore.engine.process.limits import Progress
 from bexplore.engine.process.pool import Workers
+from bexplore.engine.program_client import GivenUp
 from bexplore.engine.runner import EngineRunner
 from bexplore.errors import EngineError, UserProgramError
 from bexplore.exploration.memory_budget import resolve_budget
@@ -86,7 +87,8 @@ def measure_with(runner: EngineRunner, config: Config, reason: str, *, is_absent
         raise EngineError(f"this job cannot be traced: {reason}; it ends as {ran.outcome.value} {failure}")
     cost_model = from_record(CostModel, ran.details["cost_model"])
     cost_model = dataclasses.replace(cost_model, why_untraced=reason)
-    if ran.details["sources"] is not None and cost_model.device == "cpu":
+    is_lasting = not isinstance(reason, GivenUp)
+    if is_lasting and ran.details["sources"] is not None and cost_model.device == "cpu":
         cache.remember(runner.job, cost_model, cache.Sources(**ran.details["sources"]), gpu=None)
     if not is_absent:
         return cost_model

@@ -81,6 +81,7 @@ def trace_all(
 ) -> list[CostModel | str]:
     """Trace each variant of a job, or the job itself; return the reason in one line where that is not possible."""
     given: dict[str, Any] = {"gpu": gpu, "fresh": fresh, "environment": environment}
+    given["limit_s"] = config.settings.trace_time_limit_s
     jobs = [config.job, *(variant.job for variant in config.variants[1:])]
     if len(jobs) == 1:
         return [recall_or_trace(config.job, run_dir, on_progress, **given)]

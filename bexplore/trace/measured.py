@@ -73,7 +73,10 @@ def fit_steps(steps: Sequence[MeasuredStep]) -> FittedSteps:
             peaks[phase] = find_peaks(resident, events)
             continue
         highest = [sum(step.resident.values()) + _highest(step.changes[phase]) for step in steps]
-        line = fit(highest)
+        found = _fit(sizes, highest)
+        # With one size more than a line needs: the smallest one may be the one that differs.
+        fits.append(_Fit(found.polynomial, is_confirmed=found.is_confirmed and len(steps) > FEWEST_SIZES))
+        line = found.polynomial
         errors += [abs(line(size) - value) / value for size, value in zip(sizes, highest, strict=True)][-FEWEST_SIZES:]
         peaks[phase] = (Peak(size=line, buffers=resident),)
     return FittedSteps(

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from bexplore.errors import WITHOUT_TRACE, BexploreError, TraceError, UserProgramError
+from bexplore.host.causes import find_cause, find_place, list_causes
 from bexplore.host.torch_interfaces import version_warnings
 from bexplore.job import Job, Mode, Parallelism, Precision
 from bexplore.trace.activation_budget import Missing
@@ -395,17 +395,24 @@ def make_fingerprint(
 
 
 def _explain(error: BaseException) -> TraceError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
-    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    reason = lines[0] if lines else "no reason given"
-    name = type(error).__name__
-    if name in _DATA_DEPENDENT:
-        reason = f"a size or a branch depends on the values of the data ({reason})"
-    return TraceError(
-        f"The model cannot be traced{where}: {name}: {reason}",
-        hint=WITHOUT_TRACE,
-    )
+    cause = find_cause(error)
+    file, _, line = find_place(error).rpartition(":")
+    where = f", at {Path(file).name}:{line}" if file else ""
+    name, lines = type(cause).__name__, [line.strip() for line in str(cause).splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    reason = f"{name}: {said}" if said else name
+    for names, template in _WORDS:
+        if any(type(link).__name__ in names for link in list_causes(error)):
+            reason = template.format(reason)
+            break
+    return TraceError(f"{reason}{where}", hint=WITHOUT_TRACE)
 
 
-_DATA_DEPENDENT = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
+# Exceptions of torch/_subclasses/fake_tensor.py and torch/fx/experimental/symbolic_shapes.py, in words.
+_WORDS = (
+    (
+        ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode"),
+        "a size or a branch depends on the values of the data ({})",
+    ),
+    (("UnsupportedOperatorException",), "an operator has no fake kernel ({})"),
+)

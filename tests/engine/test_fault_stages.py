@@ -16,7 +16,6 @@ import time
 import psutil
 import pytest
 
-from bexplore.engine import program_client
 from bexplore.engine.process import limits as process_limits
 from bexplore.engine.process.limits import MemoryWatchdog, StageLimits
 from bexplore.engine.program_client import trace_in_worker
@@ -94,7 +93,7 @@ def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
 @pytest.mark.parametrize(
     ("bug", "reason"),
     [
-        ("hang", "no progress in stage 'trace'"),
+        ("hang", "no progress in stage 'trace' for 20 s; explore.trace_time_limit"),
         ("segfault", "SIGSEGV"),
         ("close_pipe", "without an answer"),
         ("raise", "the user's own mistake"),
@@ -102,9 +101,9 @@ def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
 )
 def test_a_trace_that_hangs_dies_or_fails_is_a_reason_and_not_the_end(monkeypatch, tmp_path, bug, reason):
     monkeypatch.setenv("BUG", bug)
-    monkeypatch.setattr(program_client, "TRACE_LIMIT_S", 20.0 if bug == "hang" else 120.0)
+    limit_s = 20.0 if bug == "hang" else 120.0
 
-    found = trace_in_worker(job("bugs:misbehaves"), tmp_path, lambda message: None)
+    found = trace_in_worker(job("bugs:misbehaves"), tmp_path, lambda message: None, limit_s=limit_s)
 
     assert isinstance(found, str)
     assert re.search(reason, found)

@@ -20,7 +20,7 @@ ORDER = {
     "": "errors units host estimate job config workloads trace measurement search engine command replay "
     "testing run diagnosis exploration actions emulated_gpu api planning guard output start_again decorator cli "
     "pytest_plugin lightning transformers __main__",
-    "host": "blas_threads clocks secret_values logs locks json_files records accelerators "
+    "host": "blas_threads causes clocks secret_values logs locks json_files records accelerators "
     "torch_interfaces machine process_tree contention",
     "estimate": "kernels efficiencies model",
     "emulated_gpu": "libraries environment config_environment",

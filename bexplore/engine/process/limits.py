@@ -30,6 +30,11 @@ PATIENCE = 20.0
 # ... and longer than the floor, however short it is known to be: other processes may start. Seconds.
 STAGE_FLOOR_S = 60.0
 COMPILE_FLOOR_S = 900.0
+# A process with less of a processor than this share, over so many seconds, waits for something else. Judgements: a
+# hundred processes on one processor, and ten times as long as on an idle host.
+IDLE_SHARE = 0.01
+IDLE_WINDOW_S = 10.0
+STARVED_FACTOR = 10.0
 # No device that anybody trains on is slower. Flops per second.
 SLOWEST_FLOPS_PER_S = 1e9
 
@@ -100,6 +105,9 @@ class Limits:
     stage_s: float | Callable[[str], float] | None
     total_s: float | None = None  # seconds of the whole answer; None for no limit
     resident_bytes: int | None = None  # resident memory of the worker and its children; None for no limit
+    # Whether a worker that computes may be silent until it has had so many seconds of a processor: on a busy host that
+    # takes longer. Not for what runs on a device or with other ranks, where one that hangs may keep a thread busy.
+    counts_processor_time: bool = False
 
     def stage_limit_s(self, stage: str) -> float | None:
         """Return the seconds that a stage may be silent; None for no limit."""
@@ -109,25 +117,51 @@ class Limits:
 class Patience:
     """How long a worker may take: each stage, silence included, and all of them together."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, processor_time_s: Callable[[], float] = lambda: 0.0) -> None:
         self._limits = limits
+        self._processor_time_s = processor_time_s
         self.stage = "start"  # that the worker reported last
         self._began_s = self._heard_s = time.monotonic()
+        self._used_before_s = 0.0
+        self._seen = 0.0, 0.0  # seconds of silence when processor time was last compared, and of a processor until then
 
     def heard(self, message: Mapping[str, Any]) -> None:
         """Note that a stage begins, or that a pass of it is done."""
         if message.get("stage") or "pass_time_s" in message:
             self.stage, self._heard_s = str(message.get("stage") or self.stage), time.monotonic()
+            self._used_before_s = self._processor_time_s() if self._limits.counts_processor_time else 0.0
+            self._seen = 0.0, 0.0
 
     def lost(self) -> str:
         """Return why the worker is lost; empty while it is not."""
         now, limit_s = time.monotonic(), self._limits.stage_limit_s(self.stage)
-        if limit_s is not None and now - self._heard_s > limit_s:
+        silent_s = now - self._heard_s
+        if limit_s is not None and silent_s > limit_s and not self._is_starved(silent_s, limit_s):
             return f"no progress in stage '{self.stage}' for {limit_s:.0f} s"
         total_s = self._limits.total_s
         if total_s is not None and now - self._began_s > total_s:
             return f"not done after {total_s:.0f} s, now in stage '{self.stage}'"
         return ""
+
+    def _is_starved(self, silent_s: float, limit_s: float) -> bool:
+        """Return whether a worker computes and has had less of a processor than it may take."""
+        if not self._limits.counts_processor_time or silent_s > STARVED_FACTOR * limit_s:
+            return False
+        used_s = self._processor_time_s() - self._used_before_s
+        window_s = silent_s - self._seen[0]
+        if window_s < IDLE_WINDOW_S:
+            return used_s < limit_s
+        is_idle = self._seen[0] > 0 and used_s - self._seen[1] < IDLE_SHARE * window_s
+        self._seen = silent_s, used_s
+        return not is_idle and used_s < limit_s
+
+
+def processor_time_s(pid: int) -> float:
+    """Return the seconds of a processor that a process and its ended children have had; 0 if it is gone."""
+    try:
+        return float(sum(psutil.Process(pid).cpu_times()[:4]))
+    except psutil.Error:
+        return 0.0
 
 
 # How often the worker's memory is read. Seconds.

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from bexplore.engine.process.limits import POLL_S, Limits, MemoryWatchdog, Patience, Progress
+from bexplore.engine.process.limits import POLL_S, Limits, MemoryWatchdog, Patience, Progress, processor_time_s
 from bexplore.engine.protocol import messages
 from bexplore.engine.protocol.failures import classify_exit
 from bexplore.engine.protocol.messages import (
@@ -337,7 +337,7 @@ class WorkerProcess:
                 pid=self.pid,
                 name="the worker",
                 connection=self._connection,
-                patience=Patience(limits),
+                patience=Patience(limits, lambda: processor_time_s(self.pid)),
                 watch=MemoryWatchdog(self.pid, limits.resident_bytes),
                 failure_at_end=self._failure_at_end,
                 has_ended=lambda: self._process.poll() is not None,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bexplore.errors import EngineError, UnusableSizeError, first_line
+from bexplore.host.causes import find_cause, find_place, list_causes
 from bexplore.measurement.probe import Outcome
 
 # Message fragment -> reason. Matched against `RuntimeError` and what derives from it, so that a user's own text about
@@ -261,11 +262,10 @@ def classify_exception(error: BaseException, *, device_is_full: Callable[[], boo
     if refusal:
         memory_reason, link = refusal
         outcome, reason = Outcome.OUT_OF_MEMORY, f"{memory_reason}: {telling_line(link)}"
-    elif is_in_compiler:
-        outcome, reason = Outcome.COMPILE_FAILED, f"{kind}: {telling_line(error)}"
     else:
-        place = _last_place(error)
-        outcome, reason = Outcome.CRASHED, f"{kind}: {telling_line(error)}" + (f" ({place})" if place else "")
+        outcome = Outcome.COMPILE_FAILED if is_in_compiler else Outcome.CRASHED
+        place = find_place(error)
+        reason = f"{kind}: {_say(error, is_in_compiler)}" + (f" ({place})" if place else "")
     return Failure(
         outcome=outcome,
         reason=reason,
@@ -278,13 +278,20 @@ def classify_exception(error: BaseException, *, device_is_full: Callable[[], boo
     )
 
 
+def _say(error: BaseException, is_in_compiler: bool) -> str:
+    """Return what an exception says, and of one of the compiler's what caused it, where it does not say that."""
+    text, cause = telling_line(error), find_cause(error)
+    words = telling_line(cause)
+    return f"{text.rstrip(': ')}: {type(cause).__name__}: {words}" if is_in_compiler and words not in text else text
+
+
 def is_compiler_failure(error: BaseException) -> bool:
     """Return whether torch.compile, not the user's code, raised this, judged by its type.
 
     Dynamo reports some errors of the user's own code under its own types (a shape error seen with fake tensors, say),
     so a True here is checked against an eager pass.
     """
-    return any(type(link).__module__.startswith(COMPILER_MODULES) for link in _causes(error))
+    return any(type(link).__module__.startswith(COMPILER_MODULES) for link in list_causes(error))
 
 
 def classify_exit(
@@ -440,16 +447,6 @@ def telling_line(error: BaseException) -> str:
     return first_line(lines[0] if lines else type(error).__name__)
 
 
-def _causes(error: BaseException) -> list[BaseException]:
-    """Return the exception and its explicit causes, outermost first."""
-    links: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in links:
-        links.append(link)
-        link = link.__cause__ or getattr(link, "inner_exception", None)
-    return links
-
-
 def _chain(error: BaseException) -> list[BaseException]:
     """Return all that led to an exception, the nearest first: causes, what was being handled, members of a group.
 
@@ -489,10 +486,3 @@ def _is_sticky(error: BaseException) -> bool:
         or (isinstance(link, RuntimeError) and any(re.search(pattern, str(link)) for pattern in STICKY_MESSAGES))
         for link in _chain(error)
     )
-
-
-def _last_place(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame outside torch, where the user should look first."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/torch/" not in frame.filename and "/bexplore/engine/" not in frame.filename]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

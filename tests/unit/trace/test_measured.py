@@ -48,8 +48,10 @@ def test_a_growth_counts_once_one_more_size_confirms_it(bytes_at, sizes, is_conf
 
 
 def test_of_moments_that_differ_in_number_peaks_are_fitted():
-    steps = [step(size, [10, -10] * size + [20 * size]) for size in (1, 2, 4)]
+    steps = [step(size, [10, -10] * size + [20 * size]) for size in (1, 2, 4, 8)]
+    assert not fit_steps(steps[:3]).is_confirmed
     fitted = fit_steps(steps)
+    assert fitted.is_confirmed
     assert peak(fitted, 100) == 100 + 28 * 100
     assert fitted.relative_sd > fit_steps([step(size, [20 * size]) for size in (1, 2, 4)]).relative_sd
 

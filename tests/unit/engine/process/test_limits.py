@@ -19,13 +19,39 @@ from bexplore.engine.process.limits import (
     SLACK_BYTES,
     SLOWLY_S,
     STAGE_FLOOR_S,
+    Limits,
     MemoryWatchdog,
+    Patience,
     StageLimits,
 )
 from bexplore.measurement.probe import Outcome
 from tests.builders import observed
 
 # Time
+
+
+@pytest.mark.parametrize(
+    ("share", "computes_until_s", "counts", "is_lost_at_s"),
+    [
+        (1.0, 1e9, True, 101),
+        (0.3, 1e9, True, 334),  # a busy host: it computes, and has had less than it may take
+        (0.3, 50, True, 112),  # it waits for something that does not come
+        (0.0, 1e9, True, 112),
+        (0.3, 1e9, False, 101),
+        (0.05, 1e9, True, 1001),
+    ],
+    ids=["alone", "starved", "hangs", "idle", "by the clock", "far too late"],
+)
+def test_a_silent_worker_that_computes_has_processor_time(monkeypatch, share, computes_until_s, counts, is_lost_at_s):
+    now = [0.0]
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    patience = Patience(
+        Limits(stage_s=100.0, counts_processor_time=counts), lambda: 7.0 + share * min(now[0], computes_until_s)
+    )
+    patience.heard({"stage": "trace"})
+    while not patience.lost():
+        now[0] += 1
+    assert now[0] == pytest.approx(is_lost_at_s, abs=11)
 
 
 def test_a_stage_may_take_what_the_trace_says_until_probes_say_more():
