@@ -15,7 +15,6 @@ class MatrixProduct:
     columns: int
     inner: int
     batch: int = 1
-    name: str = ""
 
     @property
     def flops(self) -> float:
@@ -29,7 +28,15 @@ class Stream:
 
     num_bytes: float  # read and written
     kind: str = "pointwise"
-    name: str = ""
 
 
-Kernel = MatrixProduct | Stream
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """A fused attention kernel in half precision, which keeps no scores in memory."""
+
+    flops: float  # those that a causal mask leaves
+    num_bytes: float  # read and written
+    is_backward: bool
+
+
+Kernel = MatrixProduct | Stream | Attention

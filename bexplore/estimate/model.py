@@ -1,4 +1,4 @@
-"""Times of kernels by a model: `estimate_kernels(device, kernels)`, and their sum.
+"""Times of kernels by a model: `estimate_kernels(device, kernels)`, and their sum over the calls of a program.
 
 A matrix product is cut into tiles, which multiprocessors work off in waves; arithmetic overlaps with traffic. The
 library's choice of a tile is not known: times of all candidates are averaged, the fast ones with most weight. A kernel
@@ -14,8 +14,14 @@ from enum import StrEnum
 
 import numpy as np
 
-from bexplore.estimate.efficiencies import Efficiencies, ProductEfficiency, StreamEfficiency, find_efficiencies
-from bexplore.estimate.kernels import HALF_BYTES, Kernel, MatrixProduct, Stream
+from bexplore.estimate.efficiencies import (
+    Efficiencies,
+    ProductEfficiency,
+    Spread,
+    StreamEfficiency,
+    find_efficiencies,
+)
+from bexplore.estimate.kernels import HALF_BYTES, Attention, Kernel, MatrixProduct, Stream
 from bexplore.host.accelerators import Device
 
 # Rows and columns of the tiles of cuBLAS and CUTLASS (the names of their kernels have them), and into how many parts
@@ -32,6 +38,12 @@ _ALIGNMENT, _UNALIGNED_FACTOR = 8, 2.0
 # Time at which half of the power limit's loss is reached. Source: benchmarks/kernel_times.py; with 0.1 ms the median
 # error of kernels left out was 5.5 %, with 0.3 ms and 1 ms 5.3 %.
 _CLOCK_S = 1e-3
+# Share of the peak that fused attention reaches: (forward, backward), by whether the device has Hopper's tensor cores,
+# which the kernels of PyTorch up to now do not fill. Source: FlashAttention-2, arXiv 2307.08691: 50 to 73 % and up to
+# 63 % on an A100, up to 335 of 989 TFLOP/s on an H100, read from its figures; no kernel time here checks it.
+_ATTENTION_SHARES = {False: (0.6, 0.5), True: (0.36, 0.33)}
+_ATTENTION_SPREAD = Spread(kernel=0.25, common=0.0)  # of ln: that range over lengths and head sizes
+_HOPPER = (9, 0)
 
 
 class Bound(StrEnum):
@@ -82,23 +94,27 @@ class Peaks:
         )
 
 
-def estimate_sum(device: Device, kernels: Sequence[Kernel]) -> Estimate | None:
+def estimate_sum(device: Device, calls: Mapping[Kernel, float]) -> Estimate | None:
     """Return the time of kernels that run one after the other; None where the device's peaks are unknown.
 
-    Errors of single kernels are independent; beside them all have one in common.
+    The error of a kernel is the same in all its calls, and independent of that of another shape. Beside it, kernels of
+    one kind have an error in common.
+
+    Args:
+        calls: How often each kernel runs.
     """
     found = find_efficiencies(device)
-    times = estimate_kernels(device, kernels)
+    times = estimate_kernels(device, list(calls))
     if found is None or times is None:
         return None
     efficiencies, transfer_sd = found
-    seconds = math.fsum(time.seconds for time in times)
+    parts = [(kernel, time, calls[kernel] * time.seconds) for kernel, time in zip(calls, times, strict=True)]
+    seconds = math.fsum(part for _, _, part in parts)
     if not seconds:
         return Estimate(seconds=0.0, relative_sd=0.0, shares={})
-    spreads = {MatrixProduct: efficiencies.product_spread, Stream: efficiencies.stream_spread}
-    common = math.fsum(spreads[type(kernel)].common * time.seconds for kernel, time in zip(kernels, times, strict=True))
-    own = math.hypot(*(time.relative_sd * time.seconds for time in times))
-    shares = {bound: math.fsum(time.seconds for time in times if time.bound is bound) / seconds for bound in Bound}
+    common = math.fsum(_find_spread(efficiencies, kernel).common * part for kernel, _, part in parts)
+    own = math.hypot(*(time.relative_sd * part for _, time, part in parts))
+    shares = {bound: math.fsum(part for _, time, part in parts if time.bound is bound) / seconds for bound in Bound}
     return Estimate(
         seconds=seconds,
         relative_sd=math.hypot(common / seconds, own / seconds, transfer_sd),
@@ -106,8 +122,14 @@ def estimate_sum(device: Device, kernels: Sequence[Kernel]) -> Estimate | None:
     )
 
 
+def _find_spread(efficiencies: Efficiencies, kernel: Kernel) -> Spread:
+    if isinstance(kernel, Attention):
+        return _ATTENTION_SPREAD
+    return efficiencies.product_spread if isinstance(kernel, MatrixProduct) else efficiencies.stream_spread
+
+
 def estimate_kernels(device: Device, kernels: Sequence[Kernel]) -> list[KernelEstimate] | None:
-    """Return the time of each kernel; None where the device's peaks are unknown."""
+    """Return the time of one call of each kernel; None where the device's peaks are unknown."""
     found = find_efficiencies(device)
     if found is None:
         return None
@@ -120,7 +142,22 @@ def estimate_kernels(device: Device, kernels: Sequence[Kernel]) -> list[KernelEs
     for kernel in kernels:
         if isinstance(kernel, Stream):
             known[kernel] = _estimate_stream(peaks, efficiencies, kernel)
+        elif isinstance(kernel, Attention):
+            known[kernel] = _estimate_attention(device, efficiencies, kernel)
     return [known[kernel] for kernel in kernels]
+
+
+def _estimate_attention(device: Device, efficiencies: Efficiencies, kernel: Attention) -> KernelEstimate:
+    peaks, own = Peaks.of(device), efficiencies.product
+    share = _ATTENTION_SHARES[device.capability == _HOPPER][kernel.is_backward]
+    arithmetic_s = kernel.flops / (peaks.flops_per_s * share)
+    traffic_s = kernel.num_bytes / (peaks.bytes_per_s * own.bandwidth_share)
+    seconds = max(arithmetic_s, traffic_s) + own.launch_s
+    return KernelEstimate(
+        seconds=seconds,
+        relative_sd=_ATTENTION_SPREAD.kernel,
+        bound=_find_bound(seconds, arithmetic_s=arithmetic_s, traffic_s=traffic_s, floor_s=own.launch_s),
+    )
 
 
 def _estimate_products(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 
 import pytest
 
 from bexplore.estimate.efficiencies import find_efficiencies
-from bexplore.estimate.kernels import MatrixProduct, Stream
+from bexplore.estimate.kernels import Attention, MatrixProduct, Stream
 from bexplore.estimate.model import Bound, estimate_kernels, estimate_sum
 from bexplore.host.accelerators import DEVICES
 
@@ -23,8 +24,8 @@ def product(rows: int, columns: int, inner: int, **more: int) -> MatrixProduct:
     return MatrixProduct(rows=rows, columns=columns, inner=inner, **more)
 
 
-def seconds(key: str, *kernels: MatrixProduct | Stream) -> float:
-    estimate = estimate_sum(DEVICES[key], kernels)
+def seconds(key: str, *kernels: MatrixProduct | Stream | Attention) -> float:
+    estimate = estimate_sum(DEVICES[key], Counter(kernels))
     assert estimate is not None
     return estimate.seconds
 
@@ -98,7 +99,7 @@ def test_a_batch_of_small_products_shares_one_launch():
 
 def test_the_sum_is_that_of_its_kernels_and_less_uncertain():
     kernels = [product(size, 4096, 4096) for size in (512, 1024, 2048)] + [Stream(num_bytes=1e8)]
-    estimates, total = estimate_kernels(DEVICES["a100"], kernels), estimate_sum(DEVICES["a100"], kernels)
+    estimates, total = estimate_kernels(DEVICES["a100"], kernels), estimate_sum(DEVICES["a100"], Counter(kernels))
     assert estimates is not None
     assert total is not None
     assert total.seconds == pytest.approx(math.fsum(one.seconds for one in estimates))
@@ -106,8 +107,22 @@ def test_the_sum_is_that_of_its_kernels_and_less_uncertain():
     assert math.fsum(total.shares.values()) == pytest.approx(1)
 
 
+def test_calls_of_one_kernel_share_its_error():
+    kernel = product(4096, 4096, 4096)
+    once, often = (estimate_sum(DEVICES["h100"], {kernel: calls}) for calls in (1, 100))
+    assert once is not None
+    assert often is not None
+    assert (often.seconds, often.relative_sd) == pytest.approx((100 * once.seconds, once.relative_sd))
+
+
+def test_fused_attention_takes_its_operations_or_its_bytes():
+    forward, backward = (Attention(flops=1e12, num_bytes=1e6, is_backward=back) for back in (False, True))
+    assert 1e12 / 312e12 < seconds("a100", forward) < seconds("a100", backward) < 3 * 1e12 / 312e12
+    assert seconds("a100", Attention(flops=1e6, num_bytes=1e9, is_backward=False)) > 1e9 / 2e12
+
+
 def test_a_device_that_was_not_fitted_on_is_less_certain():
-    kernels = [product(4096, 4096, 4096)] * 50
+    kernels = {product(4096, 4096, 4096): 50}
     fitted, other = (estimate_sum(DEVICES[key], kernels) for key in ("a40", "l40s"))
     assert fitted is not None
     assert other is not None
@@ -117,10 +132,10 @@ def test_a_device_that_was_not_fitted_on_is_less_certain():
 @pytest.mark.parametrize("key", sorted(set(DEVICES) - set(WITH_PEAKS)))
 def test_a_device_without_published_peaks_has_no_estimate(key):
     assert find_efficiencies(DEVICES[key]) is None
-    assert estimate_sum(DEVICES[key], [product(64, 64, 64)]) is None
+    assert estimate_sum(DEVICES[key], {product(64, 64, 64): 1}) is None
 
 
 def test_nothing_takes_no_time():
-    estimate = estimate_sum(DEVICES["h100"], [])
+    estimate = estimate_sum(DEVICES["h100"], {})
     assert estimate is not None
     assert (estimate.seconds, estimate.relative_sd) == (0, 0)
