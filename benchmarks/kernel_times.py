@@ -22,7 +22,7 @@ from benchmarks.machine_facts import machine_facts
 from bexplore import estimate
 from bexplore.estimate.efficiencies import ProductEfficiency, StreamEfficiency
 from bexplore.estimate.kernels import HALF_BYTES
-from bexplore.estimate.model import Peaks, product_seconds, stream_seconds
+from bexplore.estimate.model import Peaks, Shapes, product_seconds, stream_seconds
 from bexplore.host.accelerators import DEVICES
 from bexplore.host.records import to_record
 
@@ -155,11 +155,18 @@ def read_streams(folder: Path) -> Times:
 def fit_product(device: str, times: Times) -> ProductEfficiency:
     peaks = Peaks.of(DEVICES[device])
     some = times.where(np.arange(len(times.seconds)) % EVERY == 0)
+    products = shapes_of(some)
 
     def errors(values: dict[str, float]) -> np.ndarray:
-        return np.log(product_seconds(peaks, ProductEfficiency(**values), *some.shape.T) / some.seconds)
+        return np.log(product_seconds(peaks, ProductEfficiency(**values), products) / some.seconds)
 
     return ProductEfficiency(**minimize(errors, PRODUCT_BOUNDS))
+
+
+def shapes_of(times: Times) -> Shapes:
+    one = np.ones(len(times.seconds))
+    rows, columns, inner = times.shape.T
+    return Shapes(rows, columns, inner, one, HALF_BYTES * one)
 
 
 def fit_stream(device: str, times: Times) -> StreamEfficiency:
@@ -228,7 +235,7 @@ def judge_products(device: str, times: Times) -> tuple[Row, np.ndarray]:
 
 
 def product_errors(device: str, own: ProductEfficiency, times: Times) -> np.ndarray:
-    return np.log(product_seconds(Peaks.of(DEVICES[device]), own, *times.shape.T) / times.seconds)
+    return np.log(product_seconds(Peaks.of(DEVICES[device]), own, shapes_of(times)) / times.seconds)
 
 
 def judge_streams(device: str, times: Times) -> tuple[Row, np.ndarray]:

@@ -163,6 +163,7 @@ PARTS = {
     "plan-steps": readme_tables.plan_steps,
     "published-trainings": readme_tables.published_trainings,
     "kernel-times": readme_tables.kernel_times,
+    "whole-steps": readme_tables.whole_steps,
     "promises": readme_promises.table,
 }
 

@@ -314,3 +314,10 @@ def _errors_row(device: str, kernels: str, row: Mapping[str, float]) -> str:
     keys = ("median_error", "p90_error", "bias", "shape_rms", "loss_mean")
     shown = [f"{100 * row[key]:.1f} %" if key in row else "" for key in keys]
     return f"| {device} | {kernels} | {' | '.join(shown)} |"
+
+
+def whole_steps() -> str:
+    """How far sums of estimated kernels are from published passes."""
+    lines = (RESULTS / "whole_steps.md").read_text().splitlines()
+    (verdict,) = (line for line in lines if "median error" in line)
+    return "\n".join([verdict, "", *(line for line in lines if line.startswith("|"))])

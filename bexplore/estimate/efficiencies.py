@@ -76,9 +76,9 @@ class _Table:
 def find_efficiencies(device: Device) -> tuple[Efficiencies, float] | None:
     """Return a device's efficiencies, and the standard deviation of ln of taking them from another one, 0 for its own.
 
-    None for a device whose peaks are not published, or that is not a CUDA device.
+    None for a device whose bandwidth is not published, or that is not a CUDA device.
     """
-    if device.capability is None or not device.bfloat16_flops_per_s or not device.bandwidth_bytes_per_s:
+    if device.capability is None or not device.bandwidth_bytes_per_s:
         return None
     table = _read_table()
     own = next((key for key in table.devices if DEVICES[key] is device), None)

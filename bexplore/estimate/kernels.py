@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HALF_BYTES = 2  # of an element in half precision
+HALF_BYTES, SINGLE_BYTES = 2, 4  # of an element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixProduct:
-    """`batch` products of `rows x inner` by `inner x columns` in half precision on tensor cores, in one kernel."""
+    """`batch` products of `rows x inner` by `inner x columns` in one kernel; in half precision on tensor cores."""
 
     rows: int
     columns: int
     inner: int
     batch: int = 1
+    itemsize: int = HALF_BYTES
 
     @property
     def flops(self) -> float:
@@ -32,11 +33,12 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """A fused attention kernel in half precision, which keeps no scores in memory."""
+    """A fused attention kernel, which keeps no scores in memory."""
 
     flops: float  # those that a causal mask leaves
     num_bytes: float  # read and written
     is_backward: bool
+    itemsize: int = HALF_BYTES
 
 
 Kernel = MatrixProduct | Stream | Attention

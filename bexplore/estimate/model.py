@@ -21,7 +21,7 @@ from bexplore.estimate.efficiencies import (
     StreamEfficiency,
     find_efficiencies,
 )
-from bexplore.estimate.kernels import HALF_BYTES, Attention, Kernel, MatrixProduct, Stream
+from bexplore.estimate.kernels import HALF_BYTES, SINGLE_BYTES, Attention, Kernel, MatrixProduct, Stream
 from bexplore.host.accelerators import Device
 
 # Rows and columns of the tiles of cuBLAS and CUTLASS (the names of their kernels have them), and into how many parts
@@ -31,7 +31,7 @@ _TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
 _SPLITS = (1, 2, 4)
 _CANDIDATES = np.array([(*tile, parts) for tile in _TILES for parts in _SPLITS], dtype=float)
 _INNER_STEP = 64  # elements of the inner dimension that a tile loads at once
-_SUM_BYTES = 4  # of an element of a partial sum
+_SUM_BYTES = SINGLE_BYTES  # of an element of a partial sum
 # Elements: tensor cores load 16 bytes at once. Source: NVIDIA's matrix multiplication guide, whose figure shows about
 # half the speed without; no kernel time here checks it.
 _ALIGNMENT, _UNALIGNED_FACTOR = 8, 2.0
@@ -78,24 +78,50 @@ class Peaks:
     """What a device's makers publish of it."""
 
     num_multiprocessors: int
-    flops_per_s: float  # dense, in half precision
+    flops_per_s: Mapping[int, float | None]  # dense, by bytes of an element
     bytes_per_s: float
     cache_bytes: int  # of the second level
 
     @classmethod
     def of(cls, device: Device) -> Peaks:
-        """Return the peaks of a device whose maker publishes all of them."""
-        assert device.num_multiprocessors and device.bfloat16_flops_per_s and device.bandwidth_bytes_per_s
+        """Return the peaks of a CUDA device whose bandwidth is published."""
+        assert device.num_multiprocessors and device.bandwidth_bytes_per_s
         return cls(
             num_multiprocessors=device.num_multiprocessors,
-            flops_per_s=device.bfloat16_flops_per_s,
+            flops_per_s={HALF_BYTES: device.bfloat16_flops_per_s, SINGLE_BYTES: device.float32_flops_per_s},
             bytes_per_s=device.bandwidth_bytes_per_s,
             cache_bytes=device.chip.l2_bytes if device.chip is not None else 0,
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Matrix products as arrays (num_products,)."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    inner: np.ndarray
+    batch: np.ndarray
+    itemsize: np.ndarray
+
+    @property
+    def flops(self) -> np.ndarray:
+        """Operations."""
+        return 2 * self.batch * self.rows * self.columns * self.inner
+
+    @property
+    def num_bytes(self) -> np.ndarray:
+        """Bytes of operands and results, each once."""
+        elements = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
+        return self.itemsize * self.batch * elements
+
+    def find_peaks(self, peaks: Peaks) -> np.ndarray:
+        """Return the operations a second that the device can do in each product's precision."""
+        return np.array([peaks.flops_per_s[int(itemsize)] for itemsize in self.itemsize], dtype=float)
+
+
 def estimate_sum(device: Device, calls: Mapping[Kernel, float]) -> Estimate | None:
-    """Return the time of kernels that run one after the other; None where the device's peaks are unknown.
+    """Return the time of kernels that run one after the other; None where `estimate_kernels` has none.
 
     The error of a kernel is the same in all its calls, and independent of that of another shape. Beside it, kernels of
     one kind have an error in common.
@@ -129,12 +155,15 @@ def _find_spread(efficiencies: Efficiencies, kernel: Kernel) -> Spread:
 
 
 def estimate_kernels(device: Device, kernels: Sequence[Kernel]) -> list[KernelEstimate] | None:
-    """Return the time of one call of each kernel; None where the device's peaks are unknown."""
+    """Return the time of one call of each kernel; None where a peak of the device that they need is unknown."""
     found = find_efficiencies(device)
     if found is None:
         return None
     efficiencies, _ = found
     peaks = Peaks.of(device)
+    itemsizes = {kernel.itemsize for kernel in kernels if not isinstance(kernel, Stream)}
+    if not all(peaks.flops_per_s.get(itemsize) for itemsize in itemsizes):
+        return None
     products = list(dict.fromkeys(kernel for kernel in kernels if isinstance(kernel, MatrixProduct)))
     known: dict[Kernel, KernelEstimate] = {}
     if products:
@@ -149,8 +178,9 @@ def estimate_kernels(device: Device, kernels: Sequence[Kernel]) -> list[KernelEs
 
 def _estimate_attention(device: Device, efficiencies: Efficiencies, kernel: Attention) -> KernelEstimate:
     peaks, own = Peaks.of(device), efficiencies.product
-    share = _ATTENTION_SHARES[device.capability == _HOPPER][kernel.is_backward]
-    arithmetic_s = kernel.flops / (peaks.flops_per_s * share)
+    is_hopper_half = device.capability == _HOPPER and kernel.itemsize == HALF_BYTES
+    share, flops_per_s = _ATTENTION_SHARES[is_hopper_half][kernel.is_backward], peaks.flops_per_s[kernel.itemsize] or 0
+    arithmetic_s = kernel.flops / (flops_per_s * share)
     traffic_s = kernel.num_bytes / (peaks.bytes_per_s * own.bandwidth_share)
     seconds = max(arithmetic_s, traffic_s) + own.launch_s
     return KernelEstimate(
@@ -163,13 +193,13 @@ def _estimate_attention(device: Device, efficiencies: Efficiencies, kernel: Atte
 def _estimate_products(
     peaks: Peaks, efficiencies: Efficiencies, products: Sequence[MatrixProduct]
 ) -> list[KernelEstimate]:
-    rows, columns, inner, batch = np.array(
-        [(one.rows, one.columns, one.inner, one.batch) for one in products], dtype=float
-    ).T
     own = efficiencies.product
-    seconds = product_seconds(peaks, own, rows, columns, inner, batch)
-    ideal_s = 2 * rows * columns * inner * batch / (peaks.flops_per_s * own.peak_share)
-    traffic_s = _product_bytes(rows, columns, inner) * batch / (peaks.bytes_per_s * own.bandwidth_share)
+    shapes = Shapes(
+        *np.array([(one.rows, one.columns, one.inner, one.batch, one.itemsize) for one in products], dtype=float).T
+    )
+    seconds = product_seconds(peaks, own, shapes)
+    ideal_s = shapes.flops / (shapes.find_peaks(peaks) * own.peak_share)
+    traffic_s = shapes.num_bytes / (peaks.bytes_per_s * own.bandwidth_share)
     return [
         KernelEstimate(
             seconds=float(time),
@@ -186,50 +216,32 @@ def _find_bound(seconds: float, *, arithmetic_s: float, traffic_s: float, floor_
     return Bound.WAVES if longest < seconds / 2 else bound
 
 
-def _product_bytes(rows: np.ndarray, columns: np.ndarray, inner: np.ndarray) -> np.ndarray:
-    return HALF_BYTES * (rows * inner + inner * columns + rows * columns)
-
-
-def product_seconds(
-    peaks: Peaks,
-    own: ProductEfficiency,
-    rows: np.ndarray,
-    columns: np.ndarray,
-    inner: np.ndarray,
-    batch: np.ndarray | float = 1.0,
-) -> np.ndarray:
+def product_seconds(peaks: Peaks, own: ProductEfficiency, shapes: Shapes) -> np.ndarray:
     """Return the times of products (num_products,): the average over tiles that the library may choose."""
-    logs = np.log(_candidate_seconds(peaks, own, rows, columns, inner, batch))
+    logs = np.log(_candidate_seconds(peaks, own, shapes))
     weights = np.exp((logs.min(axis=0) - logs) / own.choice_spread)
     return np.asarray(np.exp((weights * logs).sum(axis=0) / weights.sum(axis=0)))
 
 
-def _candidate_seconds(
-    peaks: Peaks,
-    own: ProductEfficiency,
-    rows: np.ndarray,
-    columns: np.ndarray,
-    inner: np.ndarray,
-    batch: np.ndarray | float,
-) -> np.ndarray:
+def _candidate_seconds(peaks: Peaks, own: ProductEfficiency, shapes: Shapes) -> np.ndarray:
     """Return the times with each candidate (num_candidates, num_products)."""
     tile_rows, tile_columns, parts = _CANDIDATES.T[:, :, None]
-    num_tiles = np.ceil(rows / tile_rows) * np.ceil(columns / tile_columns) * parts * batch
+    num_tiles = np.ceil(shapes.rows / tile_rows) * np.ceil(shapes.columns / tile_columns) * parts * shapes.batch
     share = num_tiles / peaks.num_multiprocessors
     waves = (1 - own.smoothness) * np.ceil(share) + own.smoothness * np.maximum(1.0, share)
-    steps = np.ceil(inner / parts / _INNER_STEP) * _INNER_STEP
+    steps = np.ceil(shapes.inner / parts / _INNER_STEP) * _INNER_STEP
     elements = tile_rows * tile_columns + own.operand_cost * (tile_rows + tile_columns)
-    tile_s = 2 * elements * steps * peaks.num_multiprocessors / (peaks.flops_per_s * own.peak_share)
-    is_aligned = (columns % _ALIGNMENT == 0) & (inner % _ALIGNMENT == 0)
-    arithmetic_s = waves * (tile_s * np.where(is_aligned, 1.0, _UNALIGNED_FACTOR) + own.wave_s)
+    tile_s = 2 * elements * steps * peaks.num_multiprocessors / (shapes.find_peaks(peaks) * own.peak_share)
+    is_slow = (shapes.itemsize == HALF_BYTES) & ((shapes.columns % _ALIGNMENT != 0) | (shapes.inner % _ALIGNMENT != 0))
+    arithmetic_s = waves * (tile_s * np.where(is_slow, _UNALIGNED_FACTOR, 1.0) + own.wave_s)
     is_split = parts > 1
-    sums_bytes = is_split * parts * _SUM_BYTES * rows * columns
-    traffic = (_product_bytes(rows, columns, inner) + sums_bytes) * batch
-    traffic_s = traffic / (peaks.bytes_per_s * own.bandwidth_share)
+    sums_bytes = is_split * parts * _SUM_BYTES * shapes.rows * shapes.columns * shapes.batch
+    traffic_s = (shapes.num_bytes + sums_bytes) / (peaks.bytes_per_s * own.bandwidth_share)
     longest_s = np.maximum(arithmetic_s, traffic_s)
     ratio = np.minimum(arithmetic_s, traffic_s) / longest_s
     body_s = longest_s * (1 + ratio**own.overlap) ** (1 / own.overlap)
-    body_s = body_s + own.store_share * HALF_BYTES * rows * columns * batch / peaks.bytes_per_s
+    result_bytes = shapes.itemsize * shapes.rows * shapes.columns * shapes.batch
+    body_s = body_s + own.store_share * result_bytes / peaks.bytes_per_s
     slowed_s = body_s * (1 + own.clock_loss * body_s / (body_s + _CLOCK_S))
     return np.asarray(slowed_s + own.launch_s + is_split * own.split_s)
 

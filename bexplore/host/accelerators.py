@@ -56,6 +56,11 @@ MULTIPROCESSORS = {
     (12, 1): _multiprocessor(1536, 100, 99),
 }
 
+# Units of float32 arithmetic of a multiprocessor. Source: CUDA C++ Programming Guide, table of the throughput of native
+# arithmetic instructions.
+FLOAT32_LANES = {(6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 9): 128, (9, 0): 128}
+FLOAT32_LANES |= {(10, 0): 128, (10, 3): 128, (12, 0): 128, (12, 1): 128}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
@@ -162,6 +167,14 @@ class Device:
     bfloat16_flops_per_s: float | None
     bandwidth_bytes_per_s: float | None  # peak of the memory
     chip: Chip | None = None  # what the driver tells beside; None where it is not a CUDA device
+
+    @property
+    def float32_flops_per_s(self) -> float | None:
+        """The peak of float32 without tensor cores: two operations a clock for each lane; None where unknown."""
+        lanes = None if self.capability is None else FLOAT32_LANES.get(self.capability)
+        if lanes is None or self.chip is None or self.num_multiprocessors is None:
+            return None
+        return 2.0 * lanes * self.num_multiprocessors * self.chip.clock_khz * 1000
 
     @property
     def memory_clock_khz(self) -> int:

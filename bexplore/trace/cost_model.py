@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bexplore.estimate.kernels import Attention, Kernel, MatrixProduct, Stream
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.job.lengths import BatchShape, Collation, Lengths
 
@@ -158,6 +159,36 @@ class Peak:
     buffers: tuple[Buffer, ...]  # largest buffers alive, largest first
 
 
+class KernelKind(StrEnum):
+    """What decides the time of a kernel."""
+
+    PRODUCT = "product"  # sizes: rows, columns, inner dimension, batch
+    ATTENTION = "attention"  # sizes: operations that a causal mask leaves, bytes read and written
+    ATTENTION_BACKWARD = "attention_backward"
+    STREAM = "stream"  # sizes: bytes read and written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedKernel:
+    """A kernel of a pass, whose sizes grow with the micro-batch size."""
+
+    kind: KernelKind
+    sizes: tuple[Polynomial, ...]  # by kind
+    itemsize: int = 0  # bytes of an element, where arithmetic counts
+    calls: float = 1.0  # in a pass
+
+    def at(self, micro_batch_size: int) -> Kernel:
+        """Return the kernel at a size."""
+        sizes = [size(micro_batch_size) for size in self.sizes]
+        if self.kind is KernelKind.STREAM:
+            return Stream(num_bytes=sizes[0])
+        if self.kind is KernelKind.PRODUCT:
+            rows, columns, inner, batch = map(round, sizes)
+            return MatrixProduct(rows=rows, columns=columns, inner=inner, batch=batch, itemsize=self.itemsize)
+        is_backward = self.kind is KernelKind.ATTENTION_BACKWARD
+        return Attention(flops=sizes[0], num_bytes=sizes[1], is_backward=is_backward, itemsize=self.itemsize)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
     """Cost of a training step of one replica, for every micro-batch size at once.
@@ -174,6 +205,7 @@ class CostModel:
             utilization (HFU) counts them, by the same convention. A fused attention backward counts 2.5 times its
             forward (Source: arXiv 2205.05198).
         bytes_moved: Fewest bytes that the kernels of a pass read and write.
+        kernels: Kernels of a pass, equal ones once; empty where they were not recorded.
         resident: Buffers alive during the whole step: weights, gradients, optimizer states, the batch.
         peaks: For each phase, the moments that are the highest for some size.
         relative_sd: Standard deviation of the relative error of the memory, from the benchmark of the trace.
@@ -205,6 +237,7 @@ class CostModel:
     device: str
     compiler: str
     device_name: str = ""
+    kernels: tuple[TracedKernel, ...] = ()
     notes: tuple[str, ...] = ()
     num_blocks: int = 0
     small: CostModel | None = None
@@ -228,6 +261,14 @@ class CostModel:
     def hardware_flops_per_sample(self) -> float:
         """Operations of a pass for one sample, recomputation included."""
         return self.hardware_flops(1)
+
+    def kernel_calls(self, micro_batch_size: int) -> dict[Kernel, float]:
+        """Return how often a pass runs each kernel; empty where they were not recorded."""
+        calls: dict[Kernel, float] = {}
+        for traced in self.kernels:
+            kernel = traced.at(micro_batch_size)
+            calls[kernel] = calls.get(kernel, 0.0) + traced.calls
+        return calls
 
     def peak_memory_bytes(self, micro_batch_size: int) -> int:
         """Return the bytes that the allocator holds at the highest moment of a step.

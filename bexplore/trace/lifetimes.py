@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from bexplore.errors import WITHOUT_TRACE, TraceError
-from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial
+from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial, TracedKernel
 from bexplore.trace.fake_operators import has_fake_kernel, run_fake
+from bexplore.trace.kernel_shapes import find_kernels, stream_kernel
 from bexplore.trace.operators import (
     Cost,
     counts_flops,
@@ -28,6 +29,7 @@ from bexplore.trace.operators import (
     map_shapes,
     model_share,
     operator_flops,
+    result_itemsize,
     takes_workspace,
     workspace_sizes,
 )
@@ -135,14 +137,20 @@ class LifetimeTracker:
         model = NOTHING if is_recomputed else model_share(operator, hardware)
         tensors = [leaf for leaf in tree_leaves((arguments, keywords, result)) if isinstance(leaf, torch.Tensor)]
         is_view = operator.is_view or operator in _UNSAFE_VIEWS
-        moved = 0 if is_view else sum(tensor.numel() * tensor.itemsize for tensor in tensors)
-        self.costs.append(
-            Cost(
-                hardware_flops=hardware,
-                model_flops=model,
-                bytes_moved=Polynomial.from_value(moved, self.probe_batch),
+        # one by one: a sum of tensors with and without samples divides by the batch as neither does
+        sizes = [Polynomial.from_value(one.numel() * one.itemsize, self.probe_batch) for one in tensors if not is_view]
+        bytes_moved = sum(sizes, start=NOTHING)
+        kernels: tuple[TracedKernel, ...] = (stream_kernel(bytes_moved),) if bytes_moved else ()
+        if flops:
+            kernels = find_kernels(
+                operator,
+                map_shapes(arguments),
+                shapes,
+                flops=flops,
+                itemsize=result_itemsize(result),
+                probe_batch=self.probe_batch,
             )
-        )
+        self.costs.append(Cost(hardware_flops=hardware, model_flops=model, bytes_moved=bytes_moved, kernels=kernels))
 
     def current_phase(self) -> Phase:
         """Return the phase that is being recorded."""

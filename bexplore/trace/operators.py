@@ -12,9 +12,10 @@ import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from bexplore.errors import TraceError
-from bexplore.trace.cost_model import NOTHING, Polynomial
+from bexplore.trace.cost_model import NOTHING, Polynomial, TracedKernel
+from bexplore.trace.kernel_shapes import find_kernels
 from bexplore.trace.torch_private import HigherOrderOperator, OpOverload
-from bexplore.workloads.torch_private import tree_map
+from bexplore.workloads.torch_private import tree_leaves, tree_map
 
 _FUSED_ATTENTION = "_scaled_dot_product_"
 _MODEL_SHARE_OF_ATTENTION_BACKWARD = 4 / 5  # of five matrix products, the scores' is a recomputation
@@ -59,6 +60,7 @@ class Cost:
     hardware_flops: Polynomial = NOTHING  # operations, recomputation included
     model_flops: Polynomial = NOTHING  # operations without those that fused attention recomputes
     bytes_moved: Polynomial = NOTHING
+    kernels: tuple[TracedKernel, ...] = ()
 
 
 def count_graph_flops(
@@ -71,14 +73,25 @@ def count_graph_flops(
             continue
         arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), node_shapes)
         operator, arguments = _find_call(node.target, arguments)
-        hardware = Polynomial.from_value(operator_flops(operator, arguments, keywords, node_shapes(node)), probe_batch)
+        shapes = node_shapes(node)
+        flops = operator_flops(operator, arguments, keywords, shapes)
+        hardware = Polynomial.from_value(flops, probe_batch)
         if hardware:
+            itemsize = result_itemsize(node.meta.get("val"))
+            kernels = find_kernels(operator, arguments, shapes, flops=flops, itemsize=itemsize, probe_batch=probe_batch)
             is_replayed = node.target is torch.ops.higher_order.run_with_rng_state
             model = NOTHING if is_replayed else model_share(operator, hardware)
             # a wrapper has no modules of its own; its inputs were made in the same ones
             module = find_modules(node) or next(filter(None, map(find_modules, node.all_input_nodes)), "")
-            costs.append(Cost(name=node.name, module=module, hardware_flops=hardware, model_flops=model))
+            costs.append(
+                Cost(name=node.name, module=module, hardware_flops=hardware, model_flops=model, kernels=kernels)
+            )
     return costs
+
+
+def result_itemsize(result: Any) -> int:
+    """Return the bytes of an element of an operator's first tensor."""
+    return next(leaf.itemsize for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
 
 def _find_call(target: Any, arguments: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:

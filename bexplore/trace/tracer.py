@@ -21,7 +21,7 @@ from bexplore.host.causes import find_cause, find_place, list_causes
 from bexplore.host.torch_interfaces import version_warnings
 from bexplore.job import Job, Mode, Parallelism, Precision
 from bexplore.trace.activation_budget import Missing
-from bexplore.trace.cost_model import Buffer, CostModel, Event, Peak, Phase, Place, Polynomial, find_peaks
+from bexplore.trace.cost_model import Buffer, CostModel, Event, Peak, Phase, Place, Polynomial, TracedKernel, find_peaks
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.inductor import Observe
 from bexplore.trace.operators import Cost, blas_workspace_bytes
@@ -186,6 +186,7 @@ def _trace_with(
         model_flops=cost.model_flops,
         hardware_flops=cost.hardware_flops,
         bytes_moved=cost.bytes_moved,
+        kernels=cost.kernels,
         resident=tuple(resident),
         peaks=_find_all_peaks(resident, events),
         relative_sd=_choose_relative_sd(job, traced.operators),
@@ -325,14 +326,18 @@ def _count_missing(traced: TracedPass, repeats: list[Repeat], kept_blocks: int) 
 def _sum_costs(costs: list[Cost], missing: Missing) -> Cost:
     """Add up a whole pass: what is in a block counts for all blocks left out that are like it."""
     total = Cost()
+    calls: dict[TracedKernel, float] = {}
     for cost in costs:
         times = 1 + _times(cost, missing)
+        for kernel in cost.kernels:
+            calls[kernel] = calls.get(kernel, 0.0) + times
         total = Cost(
             hardware_flops=total.hardware_flops + cost.hardware_flops.times(times),
             model_flops=total.model_flops + cost.model_flops.times(times),
             bytes_moved=total.bytes_moved + cost.bytes_moved.times(times),
         )
-    return total
+    kernels = tuple(dataclasses.replace(kernel, calls=times) for kernel, times in calls.items())
+    return dataclasses.replace(total, kernels=kernels)
 
 
 def _times(cost: Cost, missing: Missing) -> float:

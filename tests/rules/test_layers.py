@@ -31,7 +31,7 @@ ORDER = {
     "notebook",
     "config.dialects.cerebras": "section decoders encoders layout",
     "workloads": "torch_private modules import_path parallel workload batches loader decoder hf imported",
-    "trace": "torch_private cost_model measured absent_gpu cache operators fake_operators real_values "
+    "trace": "torch_private cost_model measured absent_gpu cache kernel_shapes operators fake_operators real_values "
     "lifetimes inductor repeated_blocks activation_budget fake_build passes program_metrics tracer",
     "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",

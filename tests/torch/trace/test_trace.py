@@ -10,9 +10,13 @@ from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from bexplore.engine.worker.peak_memory import measure_peak
+from bexplore.estimate.kernels import Attention, Stream
 from bexplore.job import CompileSettings, Job, Mode, Precision
 from bexplore.trace import CostModel, TraceError
+from bexplore.trace.cost_model import Phase, Polynomial
 from bexplore.trace.fake_build import build_fake
+from bexplore.trace.kernel_shapes import find_kernels
+from bexplore.trace.lifetimes import LifetimeTracker
 from bexplore.trace.repeated_blocks import find_repeats, truncate
 from bexplore.trace.tracer import trace_job
 from bexplore.workloads import build
@@ -137,6 +141,11 @@ def test_a_deep_model_costs_what_its_full_depth_costs():
     for micro_batch_size in (1, 7, 500):
         assert short.phases(micro_batch_size) == pytest.approx(whole.phases(micro_batch_size), rel=1e-3)
     assert short.hardware_flops == whole.hardware_flops
+    few, many = (
+        {kernel: calls for kernel, calls in model.kernel_calls(7).items() if not isinstance(kernel, Stream)}
+        for model in (short, whole)
+    )
+    assert few == pytest.approx(many)
     assert short.num_parameters == whole.num_parameters
 
 
@@ -151,6 +160,50 @@ def test_operations_are_six_a_weight_and_token_and_the_attention():
     weights = 2 * 12 * width * width + 512 * width
     expected = tokens * (6 * weights + 2 * 12 * width * tokens)
     assert eager_trace().flops_per_sample == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 7])
+@pytest.mark.parametrize(
+    "job",
+    [
+        decoder_job(),
+        decoder_job(activation_checkpointing="full", precision=Precision.AUTOCAST_BFLOAT16),
+        own_job("Deep"),
+        own_job("Strided", batch="images"),
+        own_job("Strided", batch="images", compiled=False),
+    ],
+    ids=["eager", "checkpointed in bfloat16", "compiled", "convolutions", "eager convolutions"],
+)
+def test_the_kernels_of_a_pass_have_its_operations(job, micro_batch_size):
+    cost_model = trace_job(job)
+    calls = cost_model.kernel_calls(micro_batch_size)
+    masked = 2  # attention here is causal, which the operations of a pass do not count
+    counted = sum(
+        number * kernel.flops * (masked if isinstance(kernel, Attention) else 1)
+        for kernel, number in calls.items()
+        if not isinstance(kernel, Stream)
+    )
+    assert counted == pytest.approx(cost_model.hardware_flops(micro_batch_size), rel=1e-3)
+    moved = sum(number * kernel.num_bytes for kernel, number in calls.items() if isinstance(kernel, Stream))
+    assert 0 < moved <= cost_model.bytes_moved(micro_batch_size)
+
+
+def test_an_operator_of_weights_and_samples_moves_bytes_of_both():
+    tracker = LifetimeTracker(61)
+    add, samples, bias = torch.ops.aten.add.Tensor, torch.empty(61, 8), torch.empty(8)
+    with tracker.record(Phase.FORWARD):
+        tracker.count(add, (samples, bias), {}, samples)
+    assert tracker.costs[0].bytes_moved == Polynomial(8 * 4, 2 * 8 * 4)
+
+
+def test_a_causal_mask_leaves_half_of_the_operations_of_attention():
+    query = torch.Size((2, 4, 64, 16))
+    operator = torch.ops.aten._scaled_dot_product_flash_attention.default
+    whole, half = (
+        find_kernels(operator, (query, query, query, 0.0, causal), (query,), flops=1000, itemsize=2, probe_batch=61)[0]
+        for causal in (False, True)
+    )
+    assert (whole.at(1).flops, half.at(1).flops) == (1000, 500)
 
 
 def test_a_checkpointed_model_keeps_less_and_computes_more():

@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 
-from bexplore.estimate.efficiencies import find_efficiencies
 from bexplore.estimate.kernels import Attention, MatrixProduct, Stream
 from bexplore.estimate.model import Bound, estimate_kernels, estimate_sum
 from bexplore.host.accelerators import DEVICES
@@ -131,8 +130,14 @@ def test_a_device_that_was_not_fitted_on_is_less_certain():
 
 @pytest.mark.parametrize("key", sorted(set(DEVICES) - set(WITH_PEAKS)))
 def test_a_device_without_published_peaks_has_no_estimate(key):
-    assert find_efficiencies(DEVICES[key]) is None
     assert estimate_sum(DEVICES[key], {product(64, 64, 64): 1}) is None
+
+
+def test_single_precision_has_its_own_peak_and_a_v100_has_that_alone():
+    half, single = product(4096, 4096, 4096), product(4096, 4096, 4096, itemsize=4)
+    assert seconds("h100", single) > 10 * seconds("h100", half)
+    assert single.flops / 15.7e12 < seconds("v100", single) < 2 * single.flops / 15.7e12
+    assert estimate_sum(DEVICES["v100"], {half: 1}) is None
 
 
 def test_nothing_takes_no_time():

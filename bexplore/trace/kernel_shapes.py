@@ -1,0 +1,80 @@
+"""Shapes of the kernels of a traced operator, for estimates of their times: `find_kernels`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bexplore.trace.cost_model import KernelKind, Polynomial, TracedKernel
+
+_CAUSAL = "is_causal"
+
+
+def find_kernels(
+    operator: Any, arguments: Any, result: Any, *, flops: int, itemsize: int, probe_batch: int
+) -> tuple[TracedKernel, ...]:
+    """Return the kernels of one call of an operator whose operations are counted, tensors given as their shapes."""
+    name = operator.overloadpacket.__name__
+    if "attention" in name:
+        moved = itemsize * sum(map(math.prod, _tensor_shapes((arguments, result), least_dimensions=4)))
+        sizes: list[tuple[int, ...]] = [(flops // 2 if _is_causal(operator, arguments) else flops, moved)]
+        kind = KernelKind.ATTENTION_BACKWARD if "backward" in name else KernelKind.ATTENTION
+    else:
+        kind, sizes = KernelKind.PRODUCT, list(_find_products(operator, arguments, result))
+    return tuple(
+        TracedKernel(
+            kind=kind, sizes=tuple(Polynomial.from_value(size, probe_batch) for size in own), itemsize=itemsize
+        )
+        for own in sizes
+    )
+
+
+def stream_kernel(moved: Polynomial) -> TracedKernel:
+    """Return a kernel that reads and writes so many bytes."""
+    return TracedKernel(kind=KernelKind.STREAM, sizes=(moved,))
+
+
+def _tensor_shapes(values: Any, least_dimensions: int) -> Iterator[Sequence[int]]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            if len(value) >= least_dimensions and all(isinstance(size, int) for size in value):
+                yield value
+            else:
+                yield from _tensor_shapes(value, least_dimensions)
+
+
+def _is_causal(operator: Any, arguments: Any) -> bool:
+    return bool(_argument(operator, arguments, _CAUSAL, False))
+
+
+def _argument(operator: Any, arguments: Any, name: str, default: Any) -> Any:
+    names = [argument.name for argument in operator._schema.arguments]
+    place = names.index(name) if name in names else len(arguments)
+    return arguments[place] if place < len(arguments) else default
+
+
+def _find_products(operator: Any, arguments: Any, result: Any) -> Iterator[tuple[int, ...]]:
+    """Yield rows, columns, inner dimension and batch of each product; a convolution is one for each group."""
+    name = operator.overloadpacket.__name__
+    groups = _argument(operator, arguments, "groups", 1)
+    if name == "convolution_backward":
+        gradient, images, weight, *_ = arguments
+        inputs, outputs, area = images[1] // groups, gradient[1] // groups, math.prod(weight[2:])
+        pixels, gradient_pixels = math.prod(images[2:]), math.prod(gradient[2:])
+        fewest = min(pixels, gradient_pixels)  # a stride leaves out some of the products
+        is_needed = arguments[10]
+        if is_needed[0]:
+            yield images[0] * pixels, inputs, outputs * area * fewest // pixels, groups
+        if is_needed[1]:
+            yield outputs, inputs * area, images[0] * fewest, groups
+    elif "conv" in name:
+        images, weight = arguments[:2]
+        area = math.prod(weight[2:])
+        if _argument(operator, arguments, "transposed", False):
+            yield images[0] * math.prod(images[2:]), weight[1] * area, images[1] // groups, groups
+        else:
+            yield result[0] * math.prod(result[2:]), result[1] // groups, images[1] // groups * area, groups
+    else:
+        left, right = arguments[1:3] if name in ("addmm", "baddbmm") else arguments[:2]
+        yield left[-2], right[-1], left[-1], left[0] if len(left) == 3 else 1
