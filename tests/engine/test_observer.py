@@ -72,6 +72,23 @@ for batch in loader:
     model(nodes).square().mean().backward()
     optimizer.step()
 """
+TENSORS_OF_THEIR_OWN_CLASS = """
+import torch
+class Scan(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.__getitem__:
+            raise ValueError("a part of a scan has no place in space")
+        return super().__torch_function__(func, types, args, kwargs or {})
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def collate(rows):
+    return torch.stack(rows).as_subclass(Scan)
+for batch in torch.utils.data.DataLoader(torch.randn(80, 8), 4, collate_fn=collate):
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+"""
 WITH_EVALUATION = """
 import time
 import torch
@@ -432,6 +449,12 @@ def test_updates_with_gradients_that_no_backward_pass_gave_are_steps(record_of):
 
 def test_samples_of_an_epoch_are_those_of_a_loader_that_never_ends(record_of):
     assert record_of(GRADIENTS_BY_HAND)["num_samples"] == 40
+
+
+def test_tensors_of_a_class_of_its_own_are_read_as_plain_ones(record_of):
+    record = record_of(TENSORS_OF_THEIR_OWN_CLASS)
+
+    assert record["notes"] == [] and len(record["digests"]) == 3
 
 
 def test_parts_of_a_model_that_alone_are_called_show_the_samples(record_of):

@@ -91,9 +91,11 @@ _ENDS_WITH_ERROR = ("Error", "Exception", "Interrupt", "Exit", "Group")
 _ERRORS_OF_RUN_TIME = ("AcceleratorError", "DistBackendError", "DistError", "BackendCompilerFailed", "InductorError")
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?\s*(?:\+ Exception Group )?Traceback \(most recent call last\):$")
 # Lines of loggers that are no reason of an end: torch/_logging/_internal.py (`W1126 12:00:00.123000 17 torch/x.py:5]`,
-# with a rank before it), its C++ part in brackets (c10/util/Logging.cpp), and the default of Python's `logging`.
+# with a rank before it), its C++ part in brackets (c10/util/Logging.cpp), the default of Python's `logging`, and
+# `USDT:2026-11-27 17:24:31 17:17 x.cpp:59]` of its profiler (kineto: libkineto/src/Logger.cpp).
 _LOG_LINE = re.compile(
     r"^(\[?rank\d+\]?:\s?)?([VIWEC]\d{4} [\d:.]+ |\[[VIW]\d{4} [\d:.]+ |(DEBUG|INFO|WARNING):[\w.]+:"
+    r"|(VERBOSE|INFO|WARNING|STAGE|USDT):\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ "
     # with a time: %(asctime)s of logging, Hydra, loguru, DeepSpeed, MONAI; transformers/utils/logging.py; rich
     r"|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d.{0,80}?\b(DEBUG|INFO|WARNING)\b|\[(DEBUG|INFO|WARNING)\|"
     r"|\[[\d/ :]+\] +(DEBUG|INFO|WARNING)\b)"

@@ -131,6 +131,7 @@ LOGS = [
     "/opt/my env/monai/utils/deprecate_utils.py:221: FutureWarning: monai.networks.nets UNet: deprecated\n  warn(obj)",
     "/opt/torch/nn/modules/module.py:1773: UserWarning: Full backward hook is firing\n  warnings.warn(",
     "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.",
+    "USDT:2026-11-27 17:24:31 8853:8853 SyncActivityProfilerHandler.cpp:59] profiler_stop",
     "Try 'train.py --help' for help.",
     "To enable traceback please see: https://pytorch.org/docs/stable/elastic/errors.html",
     "============================================================",

@@ -6,6 +6,7 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .batches import UNKNOWN, Fetches, ReadSet, digest, find_tensors, read_leading_dimension
@@ -95,9 +96,16 @@ class LoaderWatch:
             observer.note("batch", error)
 
     def note_digest(self, leaves: Sequence[Any]) -> None:
-        """Keep a digest of one of the first batches."""
+        """Keep a digest of one of the first batches.
+
+        A tensor of a class of its own is read as a plain one: a part of it may be refused, as by MONAI's MetaTensor.
+        """
         if leaves and len(self.digests) < DIGESTS:
-            self.digests.append(digest(leaves, self._observer.torch.strided))
+            torch = self._observer.torch
+            # A name of "Extending PyTorch", in PyTorch's docs.
+            read_plainly = getattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass", nullcontext)
+            with read_plainly():
+                self.digests.append(digest(leaves, torch.strided))
 
     def _note_read(self, leaves: Sequence[Any]) -> None:
         """Count a batch for a pass; tell the explorer where no pass follows: the program may train elsewhere."""
