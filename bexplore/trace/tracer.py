@@ -410,7 +410,7 @@ def _explain(error: BaseException) -> TraceError:
         if any(type(link).__name__ in names for link in list_causes(error)):
             reason = template.format(reason)
             break
-    return TraceError(f"{reason}{where}", hint=WITHOUT_TRACE)
+    return TraceError(f"{reason.rstrip('.')}{where}", hint=WITHOUT_TRACE)
 
 
 # Exceptions of torch/_subclasses/fake_tensor.py and torch/fx/experimental/symbolic_shapes.py, in words.
