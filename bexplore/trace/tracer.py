@@ -51,8 +51,6 @@ _SD_OF_CPU_PROGRAM = 0.4
 # with the size is 0.79 to 0.98 of the reported memory of whole processes. Source: benchmarks/results/trace_cuda.md.
 _SD_ON_CUDA = 0.1
 _OBJECTS_BETWEEN_COLLECTIONS = 200_000  # Python has 700
-_OWN_FILES = str(Path(__file__).parents[1] / "trace")
-_LIBRARIES = (str(Path(torch.__file__).parent), _OWN_FILES)
 
 
 def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = None, why_cpu: str = "") -> CostModel:
