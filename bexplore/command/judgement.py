@@ -6,7 +6,7 @@ import math
 import re
 import signal
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -352,6 +352,15 @@ class Judge:
             )
         return self._judge_settings(reports, timing, opened, blank)
 
+    def _note_longest(self, reports: Reports) -> Iterator[str]:
+        """Yield that memory was not read with the longest samples, where lengths are given."""
+        num_lists = [rank.record.get("num_lists_of_longest", 0) for rank in reports.ranks]
+        if self.command.longest_samples and not any(num_lists):
+            yield (
+                "memory is that of samples as they came, not of the longest: no DataLoader takes samples by number of "
+                f"as many as explore.lengths has, {self.command.num_data_samples}"
+            )
+
     def _judge_settings(
         self, reports: Reports, timing: StepTiming, opened: OpenStart, blank: Observation
     ) -> Observation | UserProgramError:
@@ -379,7 +388,12 @@ class Judge:
             outcome=Outcome.MEASURED,
             details=details,
             max_samples=find_num_samples(reports.ranks),
-            warnings=(*blank.warnings, *self._note_end_of_data(reports), *list_notes(reports)),
+            warnings=(
+                *blank.warnings,
+                *self._note_end_of_data(reports),
+                *list_notes(reports),
+                *self._note_longest(reports),
+            ),
             **_describe_times(blank, timing, opened, whole_steps=not self.command.sets_accumulation),
             **describe_memory(reports, needs_least=opened.needs_least),
             **describe_compiler(reports),
@@ -478,4 +492,5 @@ def _describe_details(reports: Reports, timing: StepTiming, num_replicas: int, m
         "samples_are_seen": True,
         "batch_coupled": sorted({name for rank in reports.ranks for name in rank.record.get("batch_coupled", ())}),
         "last_batch": find_last_batch(reports, micro_batch_size),
+        "num_lists_of_longest": max((rank.record.get("num_lists_of_longest", 0) for rank in reports.ranks), default=0),
     }

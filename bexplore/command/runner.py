@@ -282,7 +282,12 @@ class CommandRunner:
         return ProbeFolder(path=(parent / (stem if not taken else f"{stem}_{taken + 1}")).resolve())
 
     def _make_observer_settings(self, size: int, accumulation: int | None, capacity: int | None) -> dict[str, Any]:
+        longest = {
+            "longest_samples": self.command.longest_samples[: size * (accumulation or 1)],
+            "num_data_samples": self.command.num_data_samples,
+        }
         return {
+            **(longest if longest["longest_samples"] else {}),
             "micro_batch_size": size,
             "accumulation": accumulation or 1,
             "capacity": capacity,

@@ -233,7 +233,7 @@ def with_lengths(problems: Problems, settings: ExploreSettings, job: Job, in_tok
     if options.source is not None:
         _check_loader(problems, job)
         return job  # what the loader gives is read when the job is
-    found = _read(problems, options)
+    found = read_lengths(problems, options)
     if found is None:
         return job
     given, warnings = give_lengths(settings, job, *found, in_tokens=in_tokens)
@@ -338,7 +338,8 @@ def _data(settings: ExploreSettings, job: Job, lengths: Lengths) -> dict[str, An
     return data
 
 
-def _read(problems: Problems, options: LengthsOptions) -> tuple[Integers, list[float] | None] | None:
+def read_lengths(problems: Problems, options: LengthsOptions) -> tuple[Integers, list[float] | None] | None:
+    """Return the lengths of samples that a file gives, and how often each occurs; None where it has a mistake."""
     if options.values is not None:
         return np.asarray(options.values), options.weights
     if options.quantiles is not None:

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bexplore.config.code_keys import refuse_usual_command
 from bexplore.config.command import (
     PLACEHOLDERS,
@@ -32,6 +34,7 @@ from bexplore.config.document import Document, Problems, dotted_path, is_integer
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.document.writer import without_section
 from bexplore.config.schema import ExploreSettings, read_settings
+from bexplore.config.workload import read_lengths
 from bexplore.errors import close_match
 from bexplore.host.secret_values import MASK, hidden, hidden_record, hidden_words, is_secret_name, keyed_digest
 from bexplore.job import CompileSettings, Job
@@ -43,6 +46,7 @@ _ACCUMULATION_KEYS = ("gradient_accumulation_steps", "accumulate_grad_batches")
 # the loaders of LitGPT, PaddleDetection and OpenPCDet.
 _LINKS = ("_base_", "_base_config_", "base_config", "includes", "include", "extends", "defaults", "inherit_from")
 _CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
+_LONGEST_SAMPLES = 4096  # as many as a batch has at most; beyond, they repeat
 _LONGEST_NAME = 4096  # characters of a path on Linux: PATH_MAX
 # An option, an override of Hydra or a variable of that name, without its leading signs.
 _ACCUMULATION_WORD = re.compile(
@@ -80,7 +84,10 @@ def load(
         numbers = dataclasses.replace(numbers, global_batch_size=total)
     argv = tuple(settings.command or ()) or _find_usual_command(problems, own, settings, numbers)
     fixed = _find_fixed_accumulation(argv)
+    longest = _find_longest_samples(problems, settings)
     command = Command(
+        longest_samples=longest[0],
+        num_data_samples=longest[1],
         argv=argv,
         env=settings.env,
         file=None if text is None else _make_file(problems, text, own, fixed),
@@ -136,7 +143,6 @@ def _assume_replicas(
 def _refuse_other_settings(problems: Problems, settings: ExploreSettings) -> None:
     hints = {
         "settings": "remove it, and explore the command with each setting in turn; `model_dir` keeps the runs apart",
-        "lengths": "remove it: a training command reads its own data",
         "parallelism": "remove it: a training command decides itself how its ranks share the work",
     }
     for name, hint in hints.items():
@@ -146,6 +152,26 @@ def _refuse_other_settings(problems: Problems, settings: ExploreSettings) -> Non
         near = close_match(settings.launcher, LAUNCHERS)
         hint = f"did you mean {near}?" if near else f"known here: {', '.join(LAUNCHERS)}"
         problems.error(("explore", "launcher"), f"{quote(settings.launcher)} is no launcher of a command", hint)
+
+
+def _find_longest_samples(problems: Problems, settings: ExploreSettings) -> tuple[tuple[int, ...], int]:
+    """Return the numbers of the longest samples of the command's data set, the longest first, and how many it has."""
+    options = settings.lengths
+    if options is None:
+        return (), 0
+    place: KeyPath = ("explore", "lengths")
+    for name in sorted(options.model_fields_set - {"values", "file", "column"}):
+        key = {"source": "from"}.get(name, name)
+        problems.error(
+            (*place, key),
+            f"explore.lengths.{key} does not work with training commands: they make batches of their own data",
+            "give the length of each sample, in the order of the data set, by file or values",
+        )
+    found = None if options.source or options.quantiles else read_lengths(problems, options)
+    if found is None:
+        return (), 0
+    order = np.argsort(-found[0], kind="stable")
+    return tuple(order[:_LONGEST_SAMPLES].tolist()), len(order)
 
 
 def _read_numbers(settings: ExploreSettings, own: FamilyFile | None, written_size: Any) -> Numbers:
@@ -215,6 +241,8 @@ def _make_job(command: Command, numbers: Numbers, own: FamilyFile | None, docume
         model |= {"file": command.file.name, "values_sha256": _digest(values.encode())}
     if own is not None:
         model |= {"family": own.family.name, "memory": own.memory()}
+    if command.longest_samples:
+        model["longest_samples_sha256"] = _digest(json.dumps(command.longest_samples).encode())
     if code := {word: _digest(Path(word).read_bytes()) for word in command.argv if _is_script_of_python(word)}:
         model["code_sha256"] = code
     return Job(

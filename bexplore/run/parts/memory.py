@@ -22,6 +22,8 @@ class MemoryPart:
     resident_memory_bytes: int | None = None  # memory that the process or the allocator held for these tensors
     memory_headroom_bytes: int | None = None  # memory budget less the larger of peak and resident memory
 
+    is_of_longest: bool = False  # whether a training command was given its longest samples when the peak was read
+
     @classmethod
     def find(cls, facts: Facts) -> MemoryPart:
         """Return the memory that the search measured."""
@@ -31,6 +33,7 @@ class MemoryPart:
             predicted_peak_memory_bytes=ran.probe.predicted_peak_memory_bytes if ran else None,
             resident_memory_bytes=searched.resident_memory_bytes,
             memory_headroom_bytes=searched.memory_headroom_bytes,
+            is_of_longest=bool(ran and ran.details.get("num_lists_of_longest")),
         )
 
     def rows(self, view: View) -> Iterator[Row]:
@@ -40,6 +43,7 @@ class MemoryPart:
             yield Row("memory", "peak unknown on this device")
             return
         texts = [memory_words(peak, self.resident_memory_bytes, headroom_bytes=self.memory_headroom_bytes)]
+        texts.append("with the longest samples" if self.is_of_longest else "")
         texts.append(self.headroom_words())
         if view.is_emulated and predicted:  # the peak is all that was looked for
             texts.append(f"the trace predicted {format_bytes(predicted)}, {100 * (predicted / peak - 1.0):+.1f}%")

@@ -203,6 +203,29 @@ def test_a_training_command_shares_its_work_itself(folder):
     assert "explore.parallelism does not work with training commands | remove it" in text
 
 
+def test_a_training_command_is_given_the_longest_samples_of_its_data(folder):
+    (folder.path.parent / "lengths.txt").write_text("7 90 12 90 3")
+    command = folder.load(command_file(lengths="lengths.txt")).command
+
+    assert command.longest_samples == (1, 3, 2, 0, 4)
+    assert command.num_data_samples == 5
+
+
+@pytest.mark.parametrize(
+    ("lengths", "key"),
+    [
+        ({"values": [1, 2], "padding": "sorted"}, "padding"),
+        ({"values": [1, 2], "weights": [1, 2]}, "weights"),
+        ({"quantiles": {"0": 1, "100": 9}}, "quantiles"),
+        ({"from": "loader"}, "from"),
+    ],
+)
+def test_what_a_training_command_does_by_itself_is_no_key_of_its_lengths(folder, lengths, key):
+    text = folder.refusal(command_file(lengths=lengths))
+    assert f"explore.lengths.{key} does not work with training commands: they make batches of their own data" in text
+    assert "| give the length of each sample, in the order of the data set, by file or values" in text
+
+
 def test_a_training_command_knows_other_launchers(folder):
     assert '"torchrum" is no launcher of a command | did you mean torchrun?' in folder.refusal(
         command_file(launcher="torchrum")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +158,7 @@ class LoaderWatch:
             rows = listed
         if rows == size:
             read.num_samples, read.drops_last = self.lists.num_samples, self.lists.drops_last
-        if self._num_shown >= SHOWN and self.lists.size is None:
+        if self._num_shown >= SHOWN and self.lists.size is None and not self.lists.awaits_longest:
             self._reads_lists = False
             self.stop_reading_lists()
         return rows
@@ -176,6 +177,10 @@ class IndexLists:
         self._longest: int | None = None
         self.num_cut = 0
         self.longest_cut = 0  # of all of a start: a probe may live on what the one before left of a list
+        self._longest_samples: Sequence[int] = ()  # of the training's data, the longest first
+        self._of_longest = range(0)  # which lists of a probe are of these
+        self._num_data_samples, self._num_taken = 0, 0
+        self.num_of_longest = 0  # lists that were
         # Of the list that the last batch was taken from, and of the epoch of its loader; None where there is none.
         self.length: int | None = None
         self.num_samples: int | None = None
@@ -186,6 +191,19 @@ class IndexLists:
         self.size, self._longest = (size, longest) if longest else (None, None)
         self.num_cut = 0
 
+    def put_longest(self, settings: Mapping[str, Any]) -> None:
+        """Let the step whose memory is read have the longest samples, where the settings of a probe name them."""
+        self._longest_samples, num_batches = settings.get("longest_samples", ()), settings.get("accumulation", 1)
+        self._num_data_samples = settings.get("num_data_samples", 0)
+        step = settings.get("memory_step", 0)
+        self._of_longest = range(step * num_batches, (step + 1) * num_batches if self._longest_samples else 0)
+        self._num_taken = self.num_of_longest = 0
+
+    @property
+    def awaits_longest(self) -> bool:
+        """Whether lists of the longest samples are still to come."""
+        return self._num_taken < self._of_longest.stop
+
     def take_next(self, iterator: Any, next_index: Callable[[Any], Any]) -> Any:
         """Return the next list of an iterator."""
         state, size = self._read_state(iterator), self.size
@@ -195,8 +213,19 @@ class IndexLists:
         if size is not None and isinstance(index, list) and len(index) <= (self._longest or 0):
             self.num_cut, self.longest_cut = self.num_cut + 1, max(self.longest_cut, len(index))
             index, state.rest = index[:size], index[size:]
+        if self.awaits_longest and isinstance(index, list) and self._is_of_data(state.num_samples):
+            if self._num_taken in self._of_longest:
+                samples = self._longest_samples
+                index = [samples[place % len(samples)] for place in range(len(index))]
+                self.num_of_longest += 1
+            self._num_taken += 1
         state.taken.append((size, len(index) if isinstance(index, (list, tuple)) else None))
         return index
+
+    def _is_of_data(self, num_samples: int | None) -> bool:
+        """Return whether an epoch has as many samples as lengths are known of, or a rank's share of them."""
+        num_ranks = int(os.environ.get("WORLD_SIZE", 1))
+        return num_samples in (self._num_data_samples, -(-self._num_data_samples // num_ranks))
 
     def is_stale(self, iterator: Any) -> bool:
         """Return whether the batch that an iterator has returned was loaded for another size; note its lengths."""

@@ -67,6 +67,7 @@ class Observer:
         self._most_passes = PASSES_WITHOUT_STEP + 4 * settings.get("accumulation", 1)
         self.exchange.use(settings)
         self.loaders.lists.begin(self.size, settings.get("capacity"))
+        self.loaders.lists.put_longest(settings)
 
     def reset(self) -> None:
         """Forget what was seen; after a fork it was the parent's."""

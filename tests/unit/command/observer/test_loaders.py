@@ -63,6 +63,32 @@ def test_longer_lists_and_single_indices_are_not_cut():
     assert lists.num_cut == 0
 
 
+def with_longest(num_samples: int, **settings) -> tuple[IndexLists, LoaderIterator]:
+    lists, iterator = lists_of(4, None), LoaderIterator(num_samples, length=4)
+    iterator._index_sampler = SimpleNamespace(sampler=range(num_samples))
+    lists.put_longest({"memory_step": 1, "longest_samples": [30, 20, 10], "num_data_samples": 40} | settings)
+    return lists, iterator
+
+
+@pytest.mark.parametrize(("accumulation", "places"), [(1, [1]), (2, [2, 3])])
+def test_the_step_whose_memory_is_read_has_the_longest_samples(accumulation, places):
+    lists, iterator = with_longest(40, accumulation=accumulation)
+    taken = all_of(lists, iterator)
+
+    assert [place for place, one in enumerate(taken) if one == [30, 20, 10, 30]] == places
+    assert len(taken) == 10
+    assert (lists.num_of_longest, lists.awaits_longest) == (len(places), False)
+
+
+@pytest.mark.parametrize(("num_samples", "num_ranks", "is_of_data"), [(40, 1, True), (12, 1, False), (20, 2, True)])
+def test_only_data_of_as_many_samples_is_given_its_longest(monkeypatch, num_samples, num_ranks, is_of_data):
+    monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
+    lists, iterator = with_longest(num_samples)
+    all_of(lists, iterator)
+
+    assert lists.num_of_longest == is_of_data
+
+
 def test_batches_that_were_loaded_ahead_are_stale_once_the_size_changes():
     lists, iterator = lists_of(4), LoaderIterator(64)
     for _ in range(3):
