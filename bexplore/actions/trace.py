@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from bexplore.engine.process.limits import Progress
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.program_client import recall_or_trace, trace_lengths
 from bexplore.errors import BexploreError, EngineError, UserInputError
+from bexplore.estimate.model import PROGRAM_SD, estimate_sum
 from bexplore.exploration.emulated import parse_device_name
 from bexplore.exploration.memory_budget import (
     count_gradient_bytes,
@@ -219,8 +221,31 @@ class _Tracer:
             | record
             | {"settings": {}}
             | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
+            | {"estimate": self._estimate(job, cost_model, record)}
             | {"notes": [*record["notes"], *_notes(config), *_note_of_batch(cost_model, config.minimum)]}
         )
+
+    def _estimate(self, job: Job, cost_model: CostModel, record: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the estimated time of a pass at each listed size; None without figures of the named device.
+
+        The compiler's kernels for a processor are others than for a device: without Triton there is no estimate.
+        """
+        is_its_program = cost_model.device == "cuda" or not job.compile.enabled
+        if self.device is None or not is_its_program or not cost_model.kernels:
+            return None
+        sizes = record["peak_memory_bytes"]
+        passes = {size: estimate_sum(self.device, cost_model.kernel_calls(int(size))) for size in sizes}
+        known = {size: one for size, one in passes.items() if one is not None}
+        largest = record["max_micro_batch_size"] or 0
+        fitting = [size for size in known if int(size) <= largest]
+        if len(known) < len(passes) or not fitting:
+            return None
+        return {
+            "device_name": self.device.name,
+            "pass_s": {size: one.seconds for size, one in known.items()},
+            "relative_sd": math.hypot(PROGRAM_SD, max(one.relative_sd for one in known.values())),
+            "micro_batch_size": int(max(fitting, key=lambda size: int(size) / known[size].seconds)),
+        }
 
     def by_length(
         self, config: Config, at_longest: CostModel, sizes: Iterable[str]

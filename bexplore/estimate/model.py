@@ -46,6 +46,11 @@ _ATTENTION_SPREAD = Spread(kernel=0.25, common=0.0)  # of ln: that range over le
 _HOPPER = (9, 0)
 
 
+# Standard deviation of ln of a whole pass beyond that of its kernels: what the model leaves out, such as a slow host.
+# Source: benchmarks/results/whole_steps.md, root mean square of 14 published passes.
+PROGRAM_SD = 0.195
+
+
 class Bound(StrEnum):
     """What takes most of a kernel's time."""
 

@@ -18,8 +18,16 @@ MAX_SIZES = 5  # columns of the table of sizes by settings
 def trace_table(record: Mapping[str, Any], *, width: int | None = None) -> str:
     """Return the table of a `trace` event, in lines of at most `width` characters."""
     shorter = _shorter(record)
+    speeds = _estimated_speeds(record)
+    base = next(iter(speeds.values()), 1.0)
     table = Table(
-        headings=("micro_batch_size", "peak memory", "fits", *(f"{length} tokens" for length in shorter)),
+        headings=(
+            "micro_batch_size",
+            "peak memory",
+            "fits",
+            *(f"{length} tokens" for length in shorter),
+            *(("estimated samples/s", "relative") if speeds else ()),
+        ),
         # the peak before "fits" is that of the longest samples
         rows=tuple(
             (
@@ -27,10 +35,11 @@ def trace_table(record: Mapping[str, Any], *, width: int | None = None) -> str:
                 format_bytes(peak),
                 "yes" if _fits(record, size) else "no",
                 *(format_bytes(peaks[size]) for peaks in shorter.values()),
+                *((f"{speeds[size]:.4g}", f"{speeds[size] / base:.2f}x") if speeds else ()),
             )
             for size, peak in record["peak_memory_bytes"].items()
         ),
-        is_number=(True, True, False, *(True for _ in shorter)),
+        is_number=(True, True, False, *(True for _ in shorter), *(True for _ in speeds and (0, 1))),
     )
     largest = record["max_micro_batch_size"]
     bound = " (the largest that may be tried)" if largest in (record["bounds"][1], MAX_SAMPLES) else ""
@@ -46,8 +55,25 @@ def trace_table(record: Mapping[str, Any], *, width: int | None = None) -> str:
         *table.as_lines(width),
         "",
         f"Largest size that fits: {largest}{bound}" if largest else "Not even the smallest size fits.",
+        *_estimated_best(record),
     ]
     return "\n".join([*lines, *_notes([record])])
+
+
+def _estimated_speeds(record: Mapping[str, Any]) -> dict[str, float]:
+    estimate = record.get("estimate")
+    return {size: int(size) / seconds for size, seconds in estimate["pass_s"].items()} if estimate else {}
+
+
+def _estimated_best(record: Mapping[str, Any]) -> list[str]:
+    estimate = record.get("estimate")
+    if not estimate:
+        return []
+    return [
+        f"Estimated for {estimate['device_name']}, not run: the fastest of these sizes that fit is "
+        f"{estimate['micro_batch_size']}. Samples of a pass without the update, to within "
+        f"{2 * estimate['relative_sd']:.0%} (two standard deviations); see docs/estimates.md."
+    ]
 
 
 def _shorter(record: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:

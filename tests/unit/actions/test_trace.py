@@ -16,10 +16,11 @@ from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job
 from bexplore.output.tables import devices_table, trace_table
 from bexplore.trace.absent_gpu import GpuProperties
-from bexplore.trace.cost_model import CostModel, Polynomial
+from bexplore.trace.cost_model import CostModel, KernelKind, Polynomial, TracedKernel
 from tests.builders import cost_model
 
 GIB = 2**30
+PRODUCT = ((0, 128), (4096,), (4096,), (1,))  # 128 rows a sample
 JOB = """\
 train_input: {{batch_size: 24, micro_batch_size: explore}}
 model: {{name: gpt2, vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}}
@@ -202,3 +203,35 @@ def test_a_device_that_the_compiler_has_no_kernels_for_is_traced_eagerly_by_what
     with pytest.raises(EngineError, match="GPUTooOldForTriton") as caught:
         trace_job(config("compile: true"), device_name="p100", model_dir=str(tmp_path / "x"))
     assert "set explore.compile: false" in caught.value.hint
+
+
+EAGER = "memory_budget: 100GiB, compile: false"
+KERNELS = (TracedKernel(kind=KernelKind.PRODUCT, sizes=tuple(Polynomial(*one) for one in PRODUCT), itemsize=2),)
+
+
+def estimated(monkeypatch, config, *, device_name: str | None, explore: str = EAGER, **fields):
+    model = cost_model(Polynomial(GIB, GIB), kernels=KERNELS, **fields)
+    monkeypatch.setattr(trace_module, "recall_or_trace", lambda *_, **__: model)
+    return trace_job(config(explore), device_name=device_name)[0]
+
+
+def test_a_named_device_has_an_estimate_that_says_it_did_not_run(config, monkeypatch):
+    record = estimated(monkeypatch, config, device_name="h100")
+    estimate = record["estimate"]
+    assert list(estimate["pass_s"]) == list(record["peak_memory_bytes"])
+    assert estimate["micro_batch_size"] == 64  # the largest listed that fits: a product of few rows fills no device
+    assert estimate["relative_sd"] > 0.15
+    table = trace_table(record)
+    assert "Estimated for NVIDIA H100 80GB HBM3, not run: the fastest of these sizes that fit is 64" in table
+    assert "estimated samples/s" in table
+
+
+@pytest.mark.parametrize(
+    ("device_name", "explore"),
+    [(None, EAGER), ("mi300x", EAGER), ("h100", "memory_budget: 100GiB")],
+    ids=["this machine", "no figures", "the compiler's program for a processor"],
+)
+def test_what_the_model_does_not_know_has_no_estimate(config, monkeypatch, device_name, explore):
+    record = estimated(monkeypatch, config, device_name=device_name, explore=explore)
+    assert record["estimate"] is None
+    assert "stimated" not in trace_table(record)
