@@ -22,7 +22,7 @@ from bexplore.run.facts import estimated, pass_times_by_kind, ranks_of
 from bexplore.run.parts.ranks import find_ranks
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run, program_of_answer
-from bexplore.trace.cost_model import CostModel, describe_source
+from bexplore.trace.cost_model import CostModel, describe_source, describe_unknown
 
 if TYPE_CHECKING:
     from bexplore.config.config import Config
@@ -88,7 +88,10 @@ def read_costs(run: Run) -> StepCosts:
         max_steps=_count_steps(result, num_replicas, meta.get("batch_size")),
         divisibility=Divisibility(result.batch.divisibility or Divisibility.STRICT),
         other_settings=tuple(_compare_settings_of_run(result, ran)),
-        notes=(ALONE,) if job.parallelism.is_distributed and not ranks_of(ran) else (),
+        notes=(
+            *((ALONE,) if job.parallelism.is_distributed and not ranks_of(ran) else ()),
+            *(() if model is None else describe_unknown(model.unknown)),
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -18,9 +18,10 @@ import numpy as np
 from bexplore.estimate.kernels import Attention, Kernel, MatrixProduct, Stream
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.job.lengths import BatchShape, Collation, Lengths
+from bexplore.units import format_share
 
 NUM_BUFFERS = 8  # of a peak that are named
-_TYPICAL_SIZE = 8  # only orders the names of buffers that grow differently
+TYPICAL_SIZE = 8  # only orders names of buffers that grow differently, and gives shares of bytes
 _PARTS = (1, 2, 4)  # of the longest length, at which is traced
 _FEWEST_TOKENS = 8  # a shorter length is traced for no job
 _FAR = 4  # between lengths of a larger ratio one is traced, too
@@ -198,8 +199,8 @@ class CostModel:
         num_parameters: Elements of all parameters, shared ones once.
         model_flops: Operations of a pass without recomputation, as the model-flops utilization (MFU) counts them. A
             fused attention backward counts twice its forward. Convention of `torch.utils.flop_counter`: matrix
-            products, convolutions and fused attention alone; a multiplication and an addition are two operations; a
-            causal mask does not halve attention. A transformer has 6 N + 12 L h s a token (Source: PaLM, arXiv
+            products, convolutions and attention alone; a multiplication and an addition are two operations; a causal
+            mask does not halve fused attention. A transformer has 6 N + 12 L h s a token (Source: PaLM, arXiv
             2204.02311, appendix B).
         hardware_flops: Operations of a pass with the recomputation that the compiler keeps, as the hardware-flops
             utilization (HFU) counts them, by the same convention. A fused attention backward counts 2.5 times its
@@ -214,6 +215,7 @@ class CostModel:
         device_name: Name of the accelerator by its driver; empty for the CPU's program.
         compiler: Versions that made the program, such as `torch 2.13.0`.
         notes: Lines that qualify the numbers.
+        unknown: Share of all bytes moved, by name, of each operator whose operations are not known and count as 0.
         num_blocks: Length of each run of identical blocks in the model; 0 without a run, and if lengths differ.
         small: The same step as it is compiled for small sizes, where the compiler's choice of what to keep for the
             backward pass depends on the size; None where it does not.
@@ -239,6 +241,7 @@ class CostModel:
     device_name: str = ""
     kernels: tuple[TracedKernel, ...] = ()
     notes: tuple[str, ...] = ()
+    unknown: Mapping[str, float] = field(default_factory=dict)
     num_blocks: int = 0
     small: CostModel | None = None
     largest_small: int = 0
@@ -317,6 +320,14 @@ def describe_source(measured_at: Sequence[int], why_untraced: str) -> str:
         return "the trace"
     *first, last = map(str, measured_at)
     return f"steps measured at {', '.join(first)} and {last}, not traced: {why_untraced}"
+
+
+def describe_unknown(unknown: Mapping[str, float]) -> tuple[str, ...]:
+    """Return a line that names the operators whose operations are not counted; none where all are known."""
+    if not unknown:
+        return ()
+    named = ", ".join(f"{name} ({format_share(share)} of the bytes moved)" for name, share in unknown.items())
+    return (f"operations count as 0 where they are not known: {named}; MFU is too low, a plan by MFU too short",)
 
 
 def traced_lengths(lengths: Lengths) -> tuple[int, ...]:
@@ -441,5 +452,5 @@ def _find_largest(resident: Sequence[Buffer], past: Sequence[Event]) -> tuple[Bu
     alive: dict[str, Polynomial] = {buffer.label: buffer.size for buffer in resident}
     for event in past:
         alive[event.place.label] = alive.get(event.place.label, Polynomial()) + event.size
-    at_typical_size = sorted(alive.items(), key=lambda item: -item[1](_TYPICAL_SIZE))
+    at_typical_size = sorted(alive.items(), key=lambda item: -item[1](TYPICAL_SIZE))
     return tuple(Buffer(label=label, size=size) for label, size in at_typical_size[:NUM_BUFFERS] if size(1) > 0)

@@ -17,9 +17,10 @@ import torch
 from bexplore.errors import TraceError
 from bexplore.job import Job
 from bexplore.trace.cost_model import Place, Polynomial
-from bexplore.trace.kernel_shapes import stream_kernel
+from bexplore.trace.kernel_shapes import has_kernels, stream_kernel
 from bexplore.trace.lifetimes import Alias, Allocate, CompiledGraph, Drop, Output, Step
-from bexplore.trace.operators import Cost, count_graph_flops, counts_flops, node_shapes, workspace_sizes
+from bexplore.trace.operations import Cost, count_graph_flops, node_shapes
+from bexplore.trace.operators import workspace_sizes
 from bexplore.trace.torch_private import (
     ChooseSaved,
     GraphLowering,
@@ -183,7 +184,7 @@ class _Reader:
                 moved = moved + Polynomial.from_value(int(size), self._probe_batch)
             origins = [origin for part in node.get_nodes() if part.node for origin in part.node.get_origins()]
             # operators that count have their kernels already
-            is_counted = node.is_extern() and any(counts_flops(origin.target) for origin in origins)
+            is_counted = node.is_extern() and any(has_kernels(origin.target) for origin in origins)
             kernels = () if is_counted or not moved else (stream_kernel(moved),)
             # a node of the compiler's own has no modules: its inputs were made in the same ones
             inputs = (one for origin in origins for one in origin.all_input_nodes)

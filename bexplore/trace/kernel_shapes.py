@@ -6,15 +6,33 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch.utils.flop_counter import flop_registry
+
 from bexplore.trace.cost_model import KernelKind, Polynomial, TracedKernel
 
 _CAUSAL = "is_causal"
+_ADDED_TO = frozenset(["addmm", "baddbmm", "addbmm", "_addmm_activation"])  # their first argument is no factor
+# Products that `torch.utils.flop_counter` does not count.
+_MORE_PRODUCTS = frozenset(
+    ["_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_scaled_mm_v2", "_int_mm", "grouped_mm_fallback"]
+)
+
+
+def has_kernels(operator: Any) -> bool:
+    """Return whether `find_kernels` finds the kernels of an operator."""
+    packet = getattr(operator, "overloadpacket", None)
+    if packet is None:
+        return False
+    name = packet.__name__
+    return packet in flop_registry or "scaled_dot_product" in name or name in _MORE_PRODUCTS | _ADDED_TO
 
 
 def find_kernels(
     operator: Any, arguments: Any, result: Any, *, flops: int, itemsize: int, probe_batch: int
 ) -> tuple[TracedKernel, ...]:
-    """Return the kernels of one call of an operator whose operations are counted, tensors given as their shapes."""
+    """Return the products and attention of one call, tensors given as their shapes; empty for other operators."""
+    if not has_kernels(operator):
+        return ()
     name = operator.overloadpacket.__name__
     if "attention" in name:
         moved = itemsize * sum(map(math.prod, _tensor_shapes((arguments, result), least_dimensions=4)))
@@ -76,5 +94,12 @@ def _find_products(operator: Any, arguments: Any, result: Any) -> Iterator[tuple
         else:
             yield result[0] * math.prod(result[2:]), result[1] // groups, images[1] // groups * area, groups
     else:
-        left, right = arguments[1:3] if name in ("addmm", "baddbmm") else arguments[:2]
-        yield left[-2], right[-1], left[-1], left[0] if len(left) == 3 else 1
+        left, right = arguments[1:3] if name in _ADDED_TO else arguments[:2]
+        rows, inner, batch = left[-2], left[-1], 1
+        if len(left) == len(right) == 3:
+            batch = left[0]
+        elif len(right) == 3:  # rows of each group with a matrix of its own
+            rows, batch = -(-rows // right[0]), right[0]
+        elif len(result) == 3:  # the gradient of those matrices: a sum over the rows of each group
+            inner, batch = -(-inner // result[0]), result[0]
+        yield rows, right[-1], inner, batch

@@ -21,18 +21,17 @@ from bexplore.errors import WITHOUT_TRACE, TraceError
 from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial, TracedKernel
 from bexplore.trace.fake_operators import has_fake_kernel, run_fake
 from bexplore.trace.kernel_shapes import find_kernels, stream_kernel
-from bexplore.trace.operators import (
+from bexplore.trace.operations import (
     Cost,
-    counts_flops,
-    ctc_outputs,
-    is_ctc_loss,
+    count_bytes,
+    count_flops,
+    find_call,
+    find_unknown,
     map_shapes,
     model_share,
-    operator_flops,
     result_itemsize,
-    takes_workspace,
-    workspace_sizes,
 )
+from bexplore.trace.operators import ctc_outputs, is_ctc_loss, takes_workspace, workspace_sizes
 from bexplore.trace.real_values import (
     SCALAR_READS,
     RealValues,
@@ -128,29 +127,30 @@ class LifetimeTracker:
             )
         shapes = map_shapes(result)
         self.operators.append(f"{operator} {shapes}")
-        flops = 0
-        if counts_flops(operator):
-            flops = operator_flops(operator, map_shapes(arguments), map_shapes(keywords), shapes)
-        hardware = Polynomial.from_value(flops, self.probe_batch)
+        called, of_call = find_call(operator, map_shapes(arguments))
+        flops = count_flops(called, of_call, map_shapes(keywords), shapes)
+        unknown = find_unknown(called) if flops is None else ""
+        hardware = Polynomial.from_value(flops or 0, self.probe_batch)
         # autograd's own formulas run without gradients; a recomputed forward pass runs with them
         is_recomputed = self.current_phase() is Phase.BACKWARD and torch.is_grad_enabled()
-        model = NOTHING if is_recomputed else model_share(operator, hardware)
-        tensors = [leaf for leaf in tree_leaves((arguments, keywords, result)) if isinstance(leaf, torch.Tensor)]
-        is_view = operator.is_view or operator in _UNSAFE_VIEWS
-        # one by one: a sum of tensors with and without samples divides by the batch as neither does
-        sizes = [Polynomial.from_value(one.numel() * one.itemsize, self.probe_batch) for one in tensors if not is_view]
-        bytes_moved = sum(sizes, start=NOTHING)
-        kernels: tuple[TracedKernel, ...] = (stream_kernel(bytes_moved),) if bytes_moved else ()
+        is_view = getattr(operator, "is_view", False) or operator in _UNSAFE_VIEWS
+        moved = NOTHING if is_view else count_bytes((arguments, keywords, result), self.probe_batch)
+        kernels: tuple[TracedKernel, ...] = ()
         if flops:
+            itemsize = result_itemsize(result)
             kernels = find_kernels(
-                operator,
-                map_shapes(arguments),
-                shapes,
-                flops=flops,
-                itemsize=result_itemsize(result),
-                probe_batch=self.probe_batch,
+                called, of_call, shapes, flops=flops, itemsize=itemsize, probe_batch=self.probe_batch
             )
-        self.costs.append(Cost(hardware_flops=hardware, model_flops=model, bytes_moved=bytes_moved, kernels=kernels))
+        self.costs.append(
+            Cost(
+                hardware_flops=hardware,
+                model_flops=NOTHING if is_recomputed else model_share(called, hardware),
+                bytes_moved=moved,
+                kernels=kernels or ((stream_kernel(moved),) if moved else ()),
+                unknown=unknown,
+                unknown_bytes=moved if unknown else NOTHING,
+            )
+        )
 
     def current_phase(self) -> Phase:
         """Return the phase that is being recorded."""

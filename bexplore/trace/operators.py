@@ -1,24 +1,17 @@
-"""Costs of single operators that no tensor shows: operations, and workspaces of libraries."""
+"""Workspaces of libraries: memory of single operators that no tensor shows."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from bexplore.errors import TraceError
-from bexplore.trace.cost_model import NOTHING, Polynomial, TracedKernel
-from bexplore.trace.kernel_shapes import find_kernels
-from bexplore.trace.torch_private import HigherOrderOperator, OpOverload
-from bexplore.workloads.torch_private import tree_leaves, tree_map
+from bexplore.trace.cost_model import Polynomial
 
-_FUSED_ATTENTION = "_scaled_dot_product_"
-_MODEL_SHARE_OF_ATTENTION_BACKWARD = 4 / 5  # of five matrix products, the scores' is a recomputation
 _FORWARD = torch.ops.aten.convolution.default
 _BACKWARD = torch.ops.aten.convolution_backward.default
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
@@ -49,115 +42,6 @@ _HIP_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG", "ROCBLA
 # pytorch#175344 for Blackwell, which 2.11 lacks. The change in 2.13 (pytorch#183923) was not read; it could move two
 # workspaces by 24 MiB each.
 _LARGE_FROM = (((2, 12), (9, 10, 12)), ((0, 0), (9,)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Cost of one node of a graph, or of one kernel."""
-
-    name: str = ""  # name of the node; a node of the backward graph with the name of a forward one is its recomputation
-    module: str = ""  # modules, as in `Place`
-    hardware_flops: Polynomial = NOTHING  # operations, recomputation included
-    model_flops: Polynomial = NOTHING  # operations without those that fused attention recomputes
-    bytes_moved: Polynomial = NOTHING
-    kernels: tuple[TracedKernel, ...] = ()
-
-
-def count_graph_flops(
-    graph: torch.fx.Graph, probe_batch: int, find_modules: Callable[[torch.fx.Node], str]
-) -> list[Cost]:
-    """Count matrix products, convolutions and fused attention; other operators count as nothing."""
-    costs = []
-    for node in graph.nodes:
-        if node.op != "call_function":
-            continue
-        arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), node_shapes)
-        operator, arguments = _find_call(node.target, arguments)
-        shapes = node_shapes(node)
-        flops = operator_flops(operator, arguments, keywords, shapes)
-        hardware = Polynomial.from_value(flops, probe_batch)
-        if hardware:
-            itemsize = result_itemsize(node.meta.get("val"))
-            kernels = find_kernels(operator, arguments, shapes, flops=flops, itemsize=itemsize, probe_batch=probe_batch)
-            is_replayed = node.target is torch.ops.higher_order.run_with_rng_state
-            model = NOTHING if is_replayed else model_share(operator, hardware)
-            # a wrapper has no modules of its own; its inputs were made in the same ones
-            module = find_modules(node) or next(filter(None, map(find_modules, node.all_input_nodes)), "")
-            costs.append(
-                Cost(name=node.name, module=module, hardware_flops=hardware, model_flops=model, kernels=kernels)
-            )
-    return costs
-
-
-def result_itemsize(result: Any) -> int:
-    """Return the bytes of an element of an operator's first tensor."""
-    return next(leaf.itemsize for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
-
-
-def _find_call(target: Any, arguments: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Return the operator that a node calls and its arguments, without a wrapper that replays random numbers."""
-    if not isinstance(target, HigherOrderOperator):
-        return target, arguments
-    places = [place for place, value in enumerate(arguments) if isinstance(value, OpOverload)]
-    return (arguments[places[0]], arguments[places[0] + 1 :]) if places else (target, arguments)
-
-
-def model_share(operator: Any, hardware_flops: Polynomial) -> Polynomial:
-    """Return the operations of one call without what fused attention recomputes in the backward pass."""
-    name = str(operator)
-    is_attention_backward = _FUSED_ATTENTION in name and "backward" in name
-    return hardware_flops.times(_MODEL_SHARE_OF_ATTENTION_BACKWARD) if is_attention_backward else hardware_flops
-
-
-def node_shapes(node: torch.fx.Node) -> Any:
-    """Return a node's value with tensors replaced by shapes, and symbolic numbers by their values."""
-    return map_shapes(node.meta.get("val"))
-
-
-def map_shapes(values: Any) -> Any:
-    """Return values outside of a graph in the form of `node_shapes`."""
-    return tree_map(_shape_of, values)
-
-
-def _shape_of(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.Size(_shape_of(size) for size in value.shape)
-    if isinstance(value, torch.ScriptObject):  # such as the handle of a collective: its text would be its address
-        return torch.ScriptObject.__name__
-    return int(value.node.hint) if isinstance(value, torch.SymInt) else value
-
-
-def counts_flops(operator: Any) -> bool:
-    """Return whether the operations of an operator are counted."""
-    packet = getattr(operator, "overloadpacket", None)
-    return packet is not None and (packet in flop_registry or packet.__name__.startswith(_FUSED_ATTENTION))
-
-
-def operator_flops(operator: Any, arguments: Any, keywords: Any, result: Any) -> int:
-    """Return the operations of one call, its tensors given as their shapes; 0 for what is not counted."""
-    if not counts_flops(operator):
-        return 0
-    packet = operator.overloadpacket
-    if packet.__name__.startswith(_FUSED_ATTENTION):
-        arguments = _widen_heads(packet.__name__, arguments)
-    if packet not in flop_registry:
-        return _count_attention_flops(packet.__name__, arguments)
-    return int(flop_registry[packet](*arguments, **keywords, out_val=result))
-
-
-def _widen_heads(name: str, arguments: Any) -> tuple[Any, ...]:
-    """Give keys and values as many heads as queries have: a kernel repeats them, and torch 2.11 counts no fewer."""
-    query = 1 if "backward" in name else 0
-    heads = arguments[query][1]
-    widened = [torch.Size((batch, heads, *rest)) for batch, _, *rest in arguments[query + 1 : query + 3]]
-    return (*arguments[: query + 1], *widened, *arguments[query + 3 :])
-
-
-def _count_attention_flops(name: str, arguments: Any) -> int:
-    """Count fused attention on the CPU, which torch's counter lacks."""
-    if "backward" in name:
-        return int(sdpa_backward_flop_count(*arguments[:4]))
-    return int(sdpa_flop_count(*arguments[:3]))
 
 
 def takes_workspace(operator: Any) -> bool:

@@ -20,7 +20,7 @@ from bexplore.trace.activation_budget import BudgetChoice
 from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial
 from bexplore.trace.inductor import Observe, plan_only
 from bexplore.trace.lifetimes import CompiledGraph, LifetimeMode, LifetimeTracker, replay
-from bexplore.trace.operators import Cost
+from bexplore.trace.operations import Cost
 from bexplore.trace.real_values import RealValues, tell_values
 from bexplore.trace.repeated_blocks import Repeat, truncate
 from bexplore.trace.torch_private import (

@@ -21,10 +21,23 @@ from bexplore.host.causes import find_cause, find_place, list_causes
 from bexplore.host.torch_interfaces import version_warnings
 from bexplore.job import Job, Mode, Parallelism, Precision
 from bexplore.trace.activation_budget import Missing
-from bexplore.trace.cost_model import Buffer, CostModel, Event, Peak, Phase, Place, Polynomial, TracedKernel, find_peaks
+from bexplore.trace.cost_model import (
+    TYPICAL_SIZE,
+    Buffer,
+    CostModel,
+    Event,
+    Peak,
+    Phase,
+    Place,
+    Polynomial,
+    TracedKernel,
+    describe_unknown,
+    find_peaks,
+)
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.inductor import Observe
-from bexplore.trace.operators import Cost, blas_workspace_bytes
+from bexplore.trace.operations import Cost
+from bexplore.trace.operators import blas_workspace_bytes
 from bexplore.trace.passes import (
     PRIMES,
     SMALL_PRIMES,
@@ -176,7 +189,7 @@ def _trace_with(
         }
     else:
         events = {Phase.FORWARD: events[Phase.FORWARD]}
-    cost = _sum_costs(traced.costs, missing)
+    cost, unknown = _sum_costs(traced.costs, missing), _list_unknown(traced.costs, missing)
     compiler = f"torch {torch.__version__.split('+')[0]}"
     return CostModel(
         fingerprint=make_fingerprint(job, compiler, traced.operators, parameters, repeats),
@@ -185,6 +198,7 @@ def _trace_with(
         hardware_flops=cost.hardware_flops,
         bytes_moved=cost.bytes_moved,
         kernels=cost.kernels,
+        unknown=unknown,
         resident=tuple(resident),
         peaks=_find_all_peaks(resident, events),
         relative_sd=_choose_relative_sd(job, traced.operators),
@@ -192,7 +206,10 @@ def _trace_with(
         device=torch.device(job.device).type,
         device_name=torch.cuda.get_device_name() if torch.device(job.device).type == "cuda" else "",
         compiler=compiler,
-        notes=tuple(_list_notes(job, traced, len(workload.compiled_modules) if workload.is_compiled_by_block else 1)),
+        notes=(
+            *_list_notes(job, traced, len(workload.compiled_modules) if workload.is_compiled_by_block else 1),
+            *describe_unknown(unknown),
+        ),
         num_blocks=_count_blocks(job, repeats, missing),
     )
 
@@ -336,6 +353,17 @@ def _sum_costs(costs: list[Cost], missing: Missing) -> Cost:
         )
     kernels = tuple(dataclasses.replace(kernel, calls=times) for kernel, times in calls.items())
     return dataclasses.replace(total, kernels=kernels)
+
+
+def _list_unknown(costs: list[Cost], missing: Missing) -> dict[str, float]:
+    """Return the share of all bytes of each operator whose operations are unknown, the largest first."""
+    total = _sum_costs(costs, missing).bytes_moved(TYPICAL_SIZE)
+    found: dict[str, float] = {}
+    for cost in costs:
+        if cost.unknown:
+            moved = cost.unknown_bytes(TYPICAL_SIZE) * (1 + _times(cost, missing))
+            found[cost.unknown] = found.get(cost.unknown, 0.0) + moved / max(total, moved, 1)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _times(cost: Cost, missing: Missing) -> float:

@@ -31,8 +31,8 @@ ORDER = {
     "notebook",
     "config.dialects.cerebras": "section decoders encoders layout",
     "workloads": "torch_private modules import_path parallel workload batches loader decoder hf imported",
-    "trace": "torch_private cost_model measured absent_gpu cache kernel_shapes operators fake_operators real_values "
-    "lifetimes inductor repeated_blocks activation_budget fake_build passes program_metrics tracer",
+    "trace": "torch_private cost_model measured absent_gpu cache kernel_shapes operations operators fake_operators "
+    "real_values lifetimes inductor repeated_blocks activation_budget fake_build passes program_metrics tracer",
     "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
     "engine": "protocol process worker program_client runner open_runner",

@@ -22,9 +22,9 @@ from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.timing import eagerly
 from bexplore.engine.worker.torch_private import memory_events_by_range
 from bexplore.measurement.probe import Compilation, Outcome
-from bexplore.trace.cost_model import NOTHING, CostModel, Phase, Polynomial
+from bexplore.trace.cost_model import NOTHING, CostModel, Phase, Polynomial, describe_unknown
 from bexplore.trace.measured import FEWEST_SIZES, FittedSteps, MeasuredStep, fit_steps
-from bexplore.trace.operators import map_shapes, model_share, operator_flops
+from bexplore.trace.operations import count_flops, find_unknown, map_shapes, model_share
 from bexplore.trace.tracer import make_fingerprint
 from bexplore.workloads import Batch
 from bexplore.workloads.torch_private import TorchDispatchMode
@@ -33,7 +33,6 @@ from bexplore.workloads.torch_private import TorchDispatchMode
 LONG_S = 60.0
 _COUNTED = ("hardware_flops", "model_flops", "bytes_moved")
 _RANGE = "bexplore: "  # names the halves of a step in a profile
-_NAMESPACES_OF_TORCH = ("aten", "prim", "prims", "c10d", "_c10d_functional", "inductor", "profiler")
 
 
 def measure_untraced(session: Session, sizes: Sequence[int]) -> CostModel:
@@ -44,12 +43,12 @@ def measure_untraced(session: Session, sizes: Sequence[int]) -> CostModel:
     """
     began_s = time.perf_counter()
     steps: list[MeasuredStep] = []
-    uncounted: set[str] = set()
+    unknown: dict[str, float] = {}  # shares of bytes at the last size
     failure: Exception | None = None
     for size in sizes:
         started_s = time.perf_counter()
         try:
-            steps.append(_measure_step(session, size, uncounted))
+            steps.append(_measure_step(session, size, unknown))
         except Exception as error:  # the border of the user's code
             failure = error
             if steps and classify_exception(error).outcome is Outcome.OUT_OF_MEMORY:
@@ -61,10 +60,10 @@ def measure_untraced(session: Session, sizes: Sequence[int]) -> CostModel:
             break
     if len(steps) < 2:
         raise failure or ValueError(f"one size alone, {sizes[0]}, tells nothing of others")
-    return _make_cost_model(session, fit_steps(steps), uncounted, time.perf_counter() - began_s)
+    return _make_cost_model(session, fit_steps(steps), unknown, time.perf_counter() - began_s)
 
 
-def _measure_step(session: Session, micro_batch_size: int, uncounted: set[str]) -> MeasuredStep:
+def _measure_step(session: Session, micro_batch_size: int, unknown: dict[str, float]) -> MeasuredStep:
     session.begin_probe()
     with session.around_steps():
         batch = session.make_batch(micro_batch_size)
@@ -72,7 +71,7 @@ def _measure_step(session: Session, micro_batch_size: int, uncounted: set[str]) 
             session.compile_pass(batch)
         session.report(stage="memory", headroom_bytes=session.growth_bytes(batch))
         counting = _count_pass(session, batch)
-        uncounted |= counting.uncounted
+        unknown |= counting.unknown
         resident, alive = _list_resident(session, batch)
         changes = _watch_step(session, batch, alive)
     session.steps.clear_gradients()
@@ -130,7 +129,13 @@ class _CountingMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
-        self.uncounted: set[str] = set()
+        self._unknown_bytes: Counter[str] = Counter()
+
+    @property
+    def unknown(self) -> dict[str, float]:
+        """Share of all bytes of each operator whose operations are not known, the largest first."""
+        total = max(1, self.counts["bytes_moved"])
+        return {name: moved / total for name, moved in self._unknown_bytes.most_common()}
 
     def __torch_dispatch__(
         self, operator: Any, _types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
@@ -138,13 +143,13 @@ class _CountingMode(TorchDispatchMode):
         named = keywords or {}
         result = operator(*arguments, **named)
         shapes = map_shapes((arguments, named, result))
-        hardware = operator_flops(operator, *shapes)
-        self.counts["hardware_flops"] += hardware
-        self.counts["model_flops"] += round(model_share(operator, Polynomial(hardware))(1))
-        if not operator.is_view:
-            self.counts["bytes_moved"] += sum(_count_bytes((arguments, named, result)))
-        if operator.namespace not in _NAMESPACES_OF_TORCH:
-            self.uncounted.add(str(operator))
+        flops = count_flops(operator, *shapes)
+        self.counts["hardware_flops"] += flops or 0
+        self.counts["model_flops"] += round(model_share(operator, Polynomial(flops or 0))(1))
+        moved = 0 if operator.is_view else sum(_count_bytes((arguments, named, result)))
+        self.counts["bytes_moved"] += moved
+        if flops is None and (name := find_unknown(operator)):
+            self._unknown_bytes[name] += moved
         return result
 
 
@@ -166,14 +171,12 @@ def _count_pass(session: Session, batch: Batch) -> _CountingMode:
     return counting
 
 
-def _make_cost_model(session: Session, fitted: FittedSteps, uncounted: set[str], seconds: float) -> CostModel:
+def _make_cost_model(session: Session, fitted: FittedSteps, unknown: dict[str, float], seconds: float) -> CostModel:
     parameters = session.steps.parameters()
     compiler = f"torch {torch.__version__.split('+')[0]}"
     notes = []
     if not fitted.is_confirmed:
         notes.append("memory does not grow by the same bytes from size to size: the last two sizes are extrapolated")
-    if uncounted:
-        notes.append(f"what these compute is not counted: {', '.join(sorted(uncounted))}")
     return CostModel(
         fingerprint=make_fingerprint(session.job, compiler, ("measured",), parameters, []),
         num_parameters=sum(parameter.numel() for parameter in parameters),
@@ -187,6 +190,7 @@ def _make_cost_model(session: Session, fitted: FittedSteps, uncounted: set[str],
         device=session.device.type,
         device_name=torch.cuda.get_device_name(session.device) if session.device.type == "cuda" else "",
         compiler=compiler,
-        notes=tuple(notes),
+        notes=(*notes, *describe_unknown(unknown)),
+        unknown=unknown,
         measured_at=fitted.measured_at,
     )
