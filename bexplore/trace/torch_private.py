@@ -37,6 +37,7 @@ try:
     from torch._inductor.graph import GraphLowering
     from torch._ops import HigherOrderOperator, OpOverload
     from torch._subclasses import fake_tensor
+    from torch.fx.experimental import proxy_tensor
     from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
     from torch.optim import optimizer as torch_optimizer
     from torch.utils import _foreach_utils
@@ -364,6 +365,12 @@ def keep_layouts_of_convolutions() -> None:
 
 
 def never_open_a_device() -> None:
-    """Keep fake tensors of this process from opening a device, and from moving constants to it."""
+    """Keep fake tensors of this process from opening a device, and the compiler from moving constants to it.
+
+    Source: `proxy_call` in torch/fx/experimental/proxy_tensor.py, which computes what follows from constants of up to
+    that many elements; `constant_name` in torch/_inductor/graph.py, torch 2.13.
+    """
+    setattr(proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1)  # noqa: B010  # typed as final
+    setattr(GraphLowering, "constant_name", lambda graph, name, device: name)  # noqa: B010  # a method
     setattr(fake_tensor, "init_gpu_context", lambda device: None)  # noqa: B010  # typed as a cached function
     setattr(fake_tensor.FakeTensorMode, "avoid_device_init", True)  # noqa: B010  # a property of the class

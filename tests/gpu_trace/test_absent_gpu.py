@@ -61,6 +61,37 @@ def test_attention_that_is_recomputed_takes_less_memory(tmp_path):
     assert lean < usual
 
 
+CONSTANTS = """
+import torch
+
+class Scaled(torch.nn.Linear):
+    def forward(self, x):
+        x = super().forward(x) * torch.tensor(2.0, device=x.device)  # of no dimension
+        x = x * torch.tensor([2.0, 3.0] * 4, device=x.device)
+        return torch.cat([torch.tensor([], device=x.device), x.flatten()]).view_as(x)  # a cache begins as empty
+
+def model():
+    return Scaled(8, 8)
+
+def batch(size):
+    return torch.randn(size, 8), torch.randn(size, 8)
+"""
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+def test_a_constant_of_the_model_stays_off_an_absent_gpu(tmp_path, compiles):
+    (tmp_path / "scaled.py").write_text(CONSTANTS)
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "train_input: {micro_batch_size: explore}\n"
+        f"explore: {{compile: {str(compiles).lower()}, "
+        "workload: {model: 'scaled:model', batch: 'scaled:batch', loss: 'torch.nn.functional:mse_loss'}}\n"
+    )
+    (record,) = trace_job(load_config(job), device_name="h100", micro_batch_sizes=(8,), model_dir=str(tmp_path))
+    assert record["device_name"] == "NVIDIA H100 80GB HBM3"
+    assert record["peak_memory_bytes"]["8"] > 0
+
+
 ABSENT = """
 from bexplore.host.accelerators import device_by_name
 from bexplore.trace.absent_gpu import stand_in
