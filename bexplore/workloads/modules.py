@@ -185,9 +185,17 @@ def _find_named(module: nn.Module, pattern: str, setting: str) -> list[nn.Module
 
 
 def checkpoint_blocks(job: Job, loss_module: nn.Module) -> None:
-    """Recompute the blocks of a model as the job says, in training."""
+    """Recompute the blocks of a model as the job says, in training.
+
+    A model of transformers that keeps keys and values for the next token would keep them twice, when its block runs
+    again: it keeps none, as under its own checkpointing.
+    """
     if job.activation_checkpointing == "none" or job.mode is not Mode.TRAIN:
         return
+    for module in loss_module.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", False) is True:
+            config.use_cache = False
     is_selective = job.activation_checkpointing == "selective"
     for block in find_blocks(loss_module, job.checkpointed_modules, setting=_SETTING):
         block.forward = _recompute(block.forward, is_selective=is_selective)  # hooks stay outside: those of FSDP2 must

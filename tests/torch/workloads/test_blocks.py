@@ -121,3 +121,31 @@ def test_what_cannot_be_recomputed_is_an_error_with_a_hint(job, message, hint):
     with pytest.raises(UserInputError, match=message) as caught:
         build(dataclasses.replace(job, activation_checkpointing="full"))
     assert hint in caught.value.hint
+
+
+SPEECH = """
+import torch
+from transformers import MoonshineConfig, MoonshineForConditionalGeneration
+
+def model():
+    sizes = dict(hidden_size=32, intermediate_size=32, vocab_size=61)
+    layers = dict(encoder_num_hidden_layers=1, decoder_num_hidden_layers=2)
+    heads = dict(encoder_num_attention_heads=2, decoder_num_attention_heads=2, pad_token_id=0)
+    return MoonshineForConditionalGeneration(MoonshineConfig(**sizes, **layers, **heads))
+
+def batch(size):
+    return {"input_values": torch.randn(size, 4000), "labels": torch.ones(size, 4, dtype=torch.long)}
+"""
+
+
+def test_a_recomputed_model_of_transformers_keeps_no_keys_and_values(tmp_path):
+    """Its blocks would keep them twice, and fail: CheckpointError."""
+    (tmp_path / "speech.py").write_text(SPEECH)
+    model = {"model": "speech:model", "batch": "speech:batch"}
+    job = Job(workload="imported", model=model, import_root=str(tmp_path), compile=CompileSettings(enabled=False))
+    plain, recomputed = (
+        gradients_of(dataclasses.replace(job, activation_checkpointing=one)) for one in ("none", "full")
+    )
+    assert plain.keys() == recomputed.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(recomputed[name], gradient)
