@@ -193,7 +193,7 @@ def checkpoint_blocks(job: Job, loss_module: nn.Module) -> None:
     if job.activation_checkpointing == "none" or job.mode is not Mode.TRAIN:
         return
     for module in loss_module.modules():
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False) is True:
             config.use_cache = False
     is_selective = job.activation_checkpointing == "selective"
