@@ -92,6 +92,46 @@ def test_a_constant_of_the_model_stays_off_an_absent_gpu(tmp_path, compiles):
     assert record["peak_memory_bytes"]["8"] > 0
 
 
+FLEX = """
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+def is_before(_batch, _head, query, key):
+    return query >= key
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project, self.out = torch.nn.Linear(64, 192), torch.nn.Linear(64, 8)
+
+    def forward(self, x):
+        batch, tokens, _ = x.shape
+        heads = (one.view(batch, tokens, 2, 32).transpose(1, 2) for one in self.project(x).chunk(3, -1))
+        mask = create_block_mask(is_before, None, None, tokens, tokens, device=x.device)
+        return self.out(flex_attention(*heads, block_mask=mask).transpose(1, 2).reshape(batch, tokens, 64))
+
+def model():
+    return Attention()
+
+def batch(size):
+    return torch.randn(size, 512, 64), torch.randn(size, 512, 8)
+"""
+
+
+def test_flex_attention_counts_the_blocks_that_its_mask_leaves(tmp_path):
+    (tmp_path / "flex.py").write_text(FLEX)
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "train_input: {micro_batch_size: explore}\n"
+        "explore: {workload: {model: 'flex:model', batch: 'flex:batch', loss: 'torch.nn.functional:mse_loss'}}\n"
+    )
+    (record,) = trace_job(load_config(job), device_name="h100", micro_batch_sizes=(8,), model_dir=str(tmp_path))
+    project, out = 2 * 512 * 64 * 192, 2 * 512 * 64 * 8  # of which the first has no gradient of its input
+    blocks = (1 + 2 + 3 + 4) / 16  # of 128 queries and keys
+    attention = blocks * 4 * 512 * 512 * 64
+    assert record["flops_per_sample"] == 2 * project + 3 * out + 3 * attention
+
+
 ABSENT = """
 from bexplore.host.accelerators import device_by_name
 from bexplore.trace.absent_gpu import stand_in
