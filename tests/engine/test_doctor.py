@@ -109,7 +109,7 @@ def test_a_job_that_traces_is_ok_and_one_with_a_bug_is_a_problem(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     good = names(doctor.examine(load_config(job(tmp_path, "perceptron")), noise_s=0))["job"]
     assert good.status is Status.OK and "parameters" in good.message
-    monkeypatch.setattr(doctor, "trace_in_worker", lambda *arguments, environment: "no trace")
+    monkeypatch.setattr(doctor, "trace_in_worker", lambda *arguments, **settings: "no trace")
     bad = names(doctor.examine(load_config(job(tmp_path, "shape_error")), noise_s=0))["job"]
     assert bad.status is Status.PROBLEM and "--compilation eager" in bad.fix
     assert not (tmp_path / "local_compile_train").exists()

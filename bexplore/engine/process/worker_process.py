@@ -260,10 +260,10 @@ def _check(peers: Mapping[int, Peer], find_hanging: FindHanging) -> None:
             signal_group(one.pid, signal.SIGSTOP)  # at once: to find and end all that it started takes a while
             one.conclude(lost(Outcome.OUT_OF_MEMORY, reason))
             return
-    if any(one.patience.lost() for one in peers.values()):
+    reasons = {rank: one.patience.lost() for rank, one in peers.items()}
+    if any(reasons.values()):
         culprit, what = find_hanging(peers)
-        one = peers[culprit]
-        one.conclude(lost(Outcome.TIMED_OUT, f"{one.patience.lost() or 'no progress'}{what}"))
+        peers[culprit].conclude(lost(Outcome.TIMED_OUT, f"{reasons[culprit] or 'no progress'}{what}"))
 
 
 class WorkerProcess:
