@@ -49,7 +49,7 @@ class Script:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-M, O, A = "{micro_batch_size}", "{output_dir}", "{accumulation}"  # noqa: E741
+M, O, A = "{micro_batch_size}", "{output_dir}", "{accumulation}"  # noqa: E741  # short: they stand in every script
 CONFIG_MODULE = "from dataclasses import dataclass\n\n\n@dataclass\nclass TrainConfig:\n    epochs: int = 3\n    batch_size: int = 24\n    lr: float = 1e-3\n"
 
 SCRIPTS: dict[str, list[Script]] = {
