@@ -9,7 +9,7 @@ from itertools import chain as chained
 from pathlib import Path
 
 from bexplore.config.command import quote_words
-from bexplore.config.training_script import configurations, declared, places, signatures
+from bexplore.config.training_script import declared, fields, places
 from bexplore.config.training_script.fixed import CONFIG_VARIABLE, VARIABLE, Edit, find_fixed_size, find_settings_file
 from bexplore.config.training_script.help_text import read_help
 from bexplore.config.training_script.parameters import (
@@ -31,8 +31,8 @@ from bexplore.errors import UserInputError
 
 # What reads a command line, the surest first: where two find a size, the first is taken.
 _READERS = (
-    *(configurations.read_lightning, signatures.read_dataclasses, declared.read_click, signatures.read_applications),
-    *(signatures.read_calls, declared.read_absl, declared.read_argparse, configurations.read_keys),
+    *(fields.read_lightning, fields.read_dataclasses, declared.read_commands, fields.read_calls),
+    *(declared.read_absl, declared.read_argparse, fields.read_keys),
     *(places.read_configurator, places.read_docopt, places.read_sacred, places.read_argv),
 )
 _MOST_SHOWN = 5  # calls or options in a message
@@ -101,7 +101,7 @@ def add_to_words(words: Sequence[str], script_index: int, program: Program, take
 def _read_interfaces(program: Program) -> list[Interface]:
     found = list(chained.from_iterable(read(program) for read in _READERS))
     # Options that are added one by one stand beside those of classes, on one command line.
-    flat = [one for one in found if one.style in ("argparse", signatures.DATACLASSES) and not one.commands]
+    flat = [one for one in found if one.style in ("argparse", fields.DATACLASSES) and not one.commands]
     for other in flat[1:]:
         flat[0].parameters += other.parameters
         found.remove(other)
@@ -176,7 +176,7 @@ def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Seq
             hint=_tell_edit(fixed, interfaces, start, f"--env {VARIABLE}={_PLACEHOLDER} ") + _further_way(program),
         )
     _refuse_with_settings_file(program, start, interfaces)
-    lightning = next((one for one in interfaces if one.style == configurations.LIGHTNING_CLI), None)
+    lightning = next((one for one in interfaces if one.style == fields.LIGHTNING_CLI), None)
     if lightning is not None:
         words = [
             *start,

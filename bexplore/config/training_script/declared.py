@@ -1,34 +1,47 @@
-"""Options that a script declares one by one: argparse and what is made like it, click, absl."""
+"""Options that a script declares one by one, argparse's, absl's and click's, and functions that are commands."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+from bexplore.config.training_script.fields import TYPER, Style, list_fields, spell_fields
 from bexplore.config.training_script.parameters import Interface, Parameter
-from bexplore.config.training_script.source import UNKNOWN, Definition, Module, Program
+from bexplore.config.training_script.source import UNKNOWN, Definition, Node, Program, texts
 
 _NO_VALUE = ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
-_OWN_PARSERS = ("HfArgumentParser", "TrlParser")  # they read dataclasses: signatures.py
+# Flags of absl without a value, with several, and those of ml_collections: their file is Python.
+_NO_FLAGS = ("DEFINE_bool", "DEFINE_boolean", "DEFINE_multi_enum", "DEFINE_config_file", "DEFINE_config_dict")
+_OWN_PARSERS = ("HfArgumentParser", "TrlParser")  # they read dataclasses: fields.py
+_GROUPS = ("add_subparsers", "add_argument_group", "add_mutually_exclusive_group")
 _DEEPEST = 8  # names that stand for a parser
 
 
-def keyword(call: ast.Call, *names: str) -> ast.expr | None:
-    """Return the value of the first of these keywords that a call has."""
-    return next((one.value for name in names for one in call.keywords if one.arg == name), None)
-
-
-def texts(program: Program, module: Module, exprs: Sequence[ast.expr]) -> list[str]:
-    """Return the texts among the values of expressions."""
-    return [value for one in exprs if isinstance(value := program.value(module, one), str)]
-
-
-def scalar(program: Program, module: Module, expr: ast.expr | None) -> Any:
-    """Return the number, text or flag that an expression is; None for all else."""
-    value = program.value(module, expr)
-    return value if isinstance(value, int | float | str) else None
+def _read_option(call: Node, *, is_click: bool, is_positional: bool | None = None) -> Parameter | None:
+    """Return the parameter that a call declares, as argparse and click have it; None for a flag without a value."""
+    names = texts(call.arguments)
+    is_flag = call.keyword("action").value in _NO_VALUE or call.keyword("is_flag").value is True
+    if not names or is_flag or (is_click and "/" in names[0]):
+        return None
+    spelt = next((name for name in names if name.startswith("--")), names[0])
+    default, required, count = call.keyword("default"), call.keyword("required").value, call.keyword("nargs").value
+    has_default = is_click and bool(default)
+    if not spelt.startswith("-") if is_positional is None else is_positional:
+        is_required = count not in ("?", "*", "...", -1) and not has_default and (required is not False or not is_click)
+    else:  # where it prompts, nobody is there to answer
+        prompts = is_click and call.keyword("prompt").value not in (UNKNOWN, False)
+        is_required = (required is True or prompts) and not has_default
+        is_positional = False
+    kind = call.keyword("type")
+    choices = (kind.argument(0) if kind.name.endswith("Choice") else call.keyword("choices")).value
+    return Parameter(
+        name=call.keyword("dest").text or spelt.lstrip("-"),
+        head="" if is_positional or not (is_click or spelt.startswith("-")) else spelt,
+        is_required=is_required,
+        default=default.scalar,
+        choices=tuple(map(str, choices)) if isinstance(choices, list | tuple) else (),
+    )
 
 
 # argparse
@@ -53,108 +66,76 @@ class _Argparse:
     """The parsers of a program, and what is added to each, by the names through which they are handed on."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
         self.loose = _Parser()  # what is added to a parser that is not found
         self.roots = [self.loose]
         self.inherited: set[int] = set()
         self.made: dict[int, _Parser] = {}
-        for module, node in program.walk():
-            if isinstance(node, ast.Call):
-                self._take(module, node)
+        for call in program.calls:
+            self._take(call)
 
     def interface(self) -> Interface:
         """Return what the parsers take together that no other has as its parent: several read one command line."""
         roots = [one for one in self.roots if id(one) not in self.inherited]
-        whole = _Parser(parents=roots, commands=[command for one in roots for command in one.commands])
-        return whole.interface()
+        return _Parser(parents=roots, commands=[command for one in roots for command in one.commands]).interface()
 
-    def _take(self, module: Module, call: ast.Call) -> None:
-        method = call.func
-        if isinstance(method, ast.Name):  # add = parser.add_argument
-            found = self.program.given(module, method)
-            method = next((one.node for one in found if isinstance(one.node, ast.Attribute)), method)
-        if not isinstance(method, ast.Attribute):
-            return
-        if method.attr == "add_parser":
-            self._parsers(module, call)
-        elif method.attr in ("add_argument", "add"):
-            parameter = self._parameter(module, call)
-            if parameter is not None and (parameter.head or method.attr == "add_argument"):  # a set has `add`, too
-                for parser in self._parsers(module, method.value) or [self.loose]:
+    def _take(self, call: Node) -> None:
+        method = call.called
+        if method.is_a(ast.Name):  # add = parser.add_argument
+            method = next((one for one in method.given() if one.is_a(ast.Attribute)), method)
+        if method.method == "add_parser":
+            self._find(call)
+        elif method.method in ("add_argument", "add"):
+            parameter = _read_option(call, is_click=False)
+            if parameter is not None and (parameter.head or method.method == "add_argument"):  # a set has `add`, too
+                for parser in self._find(method.owner) or [self.loose]:
                     parser.parameters.append(parameter)
 
-    def _parameter(self, module: Module, call: ast.Call) -> Parameter | None:
-        program = self.program
-        names = texts(program, module, call.args)
-        action = program.value(module, keyword(call, "action"))
-        if not names or (isinstance(action, str) and action in _NO_VALUE):
-            return None
-        long = next((name for name in names if name.startswith("--")), names[0])
-        count = program.value(module, keyword(call, "nargs"))
-        choices = program.value(module, keyword(call, "choices"))
-        is_required = program.value(module, keyword(call, "required")) is True
-        if not long.startswith("-"):
-            is_required = count not in ("?", "*", "...")
-        dest = program.value(module, keyword(call, "dest"))
-        return Parameter(
-            name=dest if isinstance(dest, str) else long.lstrip("-"),
-            head=long if long.startswith("-") else "",
-            is_required=is_required,
-            default=scalar(program, module, keyword(call, "default")),
-            choices=tuple(map(str, choices)) if isinstance(choices, list | tuple) else (),
-        )
-
-    def _parsers(self, module: Module, expr: ast.expr, depth: int = 0) -> list[_Parser]:
+    def _find(self, expr: Node, depth: int = 0) -> list[_Parser]:
+        """Return the parsers that an expression may be."""
         if depth > _DEEPEST:
             return []
-        if isinstance(expr, ast.Call):
-            return self._parsers_of_call(module, expr, depth)
-        if not isinstance(expr, ast.Name | ast.Attribute):
-            return []
-        given = self.program.given(module, expr)
-        found = [self._parsers(one.module, one.node, depth + 1) for one in given if isinstance(one.node, ast.expr)]
-        return list(dict.fromkeys(parser for parsers in found for parser in parsers))
+        if expr.is_a(ast.Call):
+            return self._find_made(expr, depth)
+        given = expr.given() if expr.is_a(ast.Name, ast.Attribute) else []
+        found = [parser for one in given if one.is_a(ast.expr) for parser in self._find(one, depth + 1)]
+        return list(dict.fromkeys(found))
 
-    def _parsers_of_call(self, module: Module, call: ast.Call, depth: int) -> list[_Parser]:
-        last = self.program.name(module, call).split(".")[-1]
+    def _find_made(self, call: Node, depth: int) -> list[_Parser]:
+        last = call.last
         if last.endswith(("ArgumentParser", "ArgParser")) and last not in _OWN_PARSERS:
-            return [self._make(module, call, None, depth)]
-        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if owner is not None and last == "add_parser":
-            return [self._make(module, call, one, depth) for one in self._parsers(module, owner, depth + 1)[:1]]
-        if owner is not None and last in ("add_subparsers", "add_argument_group", "add_mutually_exclusive_group"):
-            return self._parsers(module, owner, depth + 1)
-        found = self.program.find(module, call.func)
-        if found is None or not isinstance(found.node, ast.FunctionDef):
-            return []
-        returned = [node.value for node in ast.walk(found.node) if isinstance(node, ast.Return) and node.value]
-        return self._parsers(found.module, returned[-1], depth + 1) if returned else []
+            return [self._make(call, None, depth)]
+        if call.owner and last == "add_parser":
+            return [self._make(call, one, depth) for one in self._find(call.owner, depth + 1)[:1]]
+        if call.owner and last in _GROUPS:
+            return self._find(call.owner, depth + 1)
+        found = call.called.find()
+        returned = found.descend(ast.Return) if found.is_a(ast.FunctionDef) else []
+        values = [one.at(one.node.value) for one in returned if one.node.value]
+        return self._find(values[-1], depth + 1) if values else []
 
-    def _make(self, module: Module, call: ast.Call, owner: _Parser | None, depth: int) -> _Parser:
-        if id(call) in self.made:
-            return self.made[id(call)]
-        parser = self.made[id(call)] = _Parser()
-        parents = keyword(call, "parents")
-        for one in parents.elts if isinstance(parents, ast.List | ast.Tuple) else []:
-            above = [parent for parent in self._parsers(module, one, depth + 1) if parent is not parser]
+    def _make(self, call: Node, owner: _Parser | None, depth: int) -> _Parser:
+        if id(call.node) in self.made:
+            return self.made[id(call.node)]
+        parser = self.made[id(call.node)] = _Parser()
+        for one in call.each(getattr(call.keyword("parents").node, "elts", ())):
+            above = [parent for parent in self._find(one, depth + 1) if parent is not parser]
             parser.parents += above
             self.inherited.update(map(id, above))
         if owner is None:
             self.roots.append(parser)
         else:
-            parser.words = _texts_of_loop(self.program, module, call.args[0]) if call.args else []
+            parser.words = _texts_of_loop(call.argument(0))
             owner.commands.append(parser)
         return parser
 
 
-def _texts_of_loop(program: Program, module: Module, expr: ast.expr) -> list[str]:
+def _texts_of_loop(expr: Node) -> list[str]:
     """Return the text that an expression is; of the name of a loop over texts all of them."""
-    loops = [one for one in module.ancestors(expr) if isinstance(one, ast.For) and isinstance(expr, ast.Name)]
-    for loop in loops:
-        values = program.value(module, loop.iter)
-        if ast.unparse(loop.target) == ast.unparse(expr) and isinstance(values, list | tuple):
+    for loop in (one for one in expr.ancestors() if one.is_a(ast.For) and expr.is_a(ast.Name)):
+        values = loop.at(loop.node.iter).value
+        if loop.at(loop.node.target).unparse() == expr.unparse() and isinstance(values, list | tuple):
             return [value for value in values if isinstance(value, str)]
-    return texts(program, module, [expr])
+    return texts([expr])
 
 
 def read_argparse(program: Program) -> Iterator[Interface]:
@@ -166,12 +147,33 @@ def read_argparse(program: Program) -> Iterator[Interface]:
 
 def makes_options(program: Program) -> bool:
     """Return whether a program adds options whose names its text does not have."""
-    calls = [(module, node) for module, node in program.walk() if isinstance(node, ast.Call) and node.args]
-    added = [(module, node) for module, node in calls if getattr(node.func, "attr", "") == "add_argument"]
-    return any(not texts(program, module, node.args) for module, node in added)
+    added = (call for call in program.calls if call.method == "add_argument" and call.arguments)
+    return any(not texts(call.arguments) for call in added)
 
 
-# click
+# absl
+
+
+def read_absl(program: Program) -> Iterator[Interface]:
+    """Yield the flags that `DEFINE_integer` and its like define."""
+    parameters: dict[str, Parameter] = {}
+    required: set[str] = set()
+    for call in program.calls:
+        last = call.last
+        if last.startswith("DEFINE_") and last not in _NO_FLAGS:
+            name, default = (call.argument(0) or call.keyword("name")).text, call.keyword("default") or call.argument(1)
+            is_required = call.keyword("required").value is True
+            parameter = Parameter(name=name, head=f"--{name}=", is_required=is_required, default=default.scalar)
+            parameters.update({name: parameter} if name else {})
+        elif last in ("mark_flag_as_required", "mark_flags_as_required"):
+            for value in (one.value for one in call.arguments):
+                required.update([value] if isinstance(value, str) else value if isinstance(value, list) else [])
+    if parameters:
+        known = parameters.values()
+        yield Interface("absl", [replace(one, is_required=one.is_required or one.name in required) for one in known])
+
+
+# Functions that a decorator makes a command: click, typer, cyclopts
 
 
 @dataclass(eq=False, slots=True)
@@ -179,156 +181,106 @@ class _Command:
     word: str
     interface: Interface
     is_owned: bool = False
+    has_several: bool = False  # whether a command is named also where it is the only one
+
+    def simplified(self) -> Interface:
+        """Return an application whose only command is not named on the command line, as typer has it."""
+        inner = list(self.interface.commands.values())
+        is_alone = self.interface.style == "typer" and len(inner) == 1 and not self.has_several
+        return inner[0] if is_alone and not inner[0].commands else self.interface
 
 
-def read_click(program: Program) -> Iterator[Interface]:
-    """Yield the commands that click's decorators make, those of a group below it."""
-    commands: dict[int, _Command] = {}
-    owners: list[tuple[ast.expr, Module, _Command]] = []
-    for module, node in program.walk():
-        if not isinstance(node, Definition) or id(node) in commands:
-            continue
-        made = [one for one in node.decorator_list if _is_click(program, module, one)]
-        if not made:
-            continue
-        command = commands[id(node)] = _Command(_click_word(program, module, node, made[0]), Interface("click"))
-        alone = keyword(made[0], "invoke_without_command") if isinstance(made[0], ast.Call) else None
-        command.interface.runs_alone = program.value(module, alone) is True
-        command.interface.parameters += _click_parameters(program, module, node.decorator_list)
-        function = made[0].func if isinstance(made[0], ast.Call) else made[0]
-        if isinstance(function, ast.Attribute) and not program.name(module, function.value).endswith("click"):
-            owners.append((function.value, module, command))
-    for module, node in program.walk():
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_command" and node.args:
-            found = program.find(module, node.args[0])
-            if found is not None and id(found.node) in commands:
-                words = texts(program, module, node.args[1:2])
-                command = commands[id(found.node)]
-                command.word = words[0] if words else command.word
-                owners.append((node.func.value, module, command))  # type: ignore[attr-defined]
-    for expr, module, command in owners:
-        found = program.find(module, expr)
-        if found is not None and id(found.node) in commands:
+_CLICKS = ("click", "rich_click", "asyncclick")
+_CYCLOPTS = Style(name="cyclopts", has_dashes=True)
+_APPLICATIONS = {"typer.Typer": "typer", "typer.main.Typer": "typer", "cyclopts.App": "cyclopts"}
+
+
+def read_commands(program: Program) -> Iterator[Interface]:
+    """Yield the commands that decorators make, those of a group or an application below it."""
+    commands: dict[int, _Command] = {}  # by the function of click, else by the call that made the application
+    owners: list[tuple[Node, _Command]] = []
+    for node in program.nodes:
+        if node.is_a(Definition):
+            made = [one for one in node.decorators if _is_click(one)]
+            if made and id(node.node) not in commands:
+                command = commands[id(node.node)] = _make_click(node, made[0])
+                owners.append((made[0].owner, command))
+            for decorator in node.decorators:
+                _register(commands, decorator, node)
+        elif node.is_a(ast.Call) and isinstance(node.node.func, ast.Call):  # app.command()(main)
+            _register(commands, node.called, node.argument(0).find())
+    for call in program.calls:
+        if call.method in ("add_command", "add_typer") and (added := _add(commands, call)) is not None:
+            owners.append((call.owner, added))
+    for owner, command in owners:
+        above = commands.get(id(owner.find().node)) if owner else None
+        if above is not None:
             command.is_owned = True
-            commands[id(found.node)].interface.commands[command.word] = command.interface
-    yield from (command.interface for command in commands.values() if not command.is_owned)
+            above.interface.commands[command.word] = command.interface
+    yield from (command.simplified() for command in commands.values() if not command.is_owned)
 
 
-def _is_click(program: Program, module: Module, decorator: ast.expr) -> bool:
+def _add(commands: dict[int, _Command], call: Node) -> _Command | None:
+    """Return the command that a call adds to the group or the application whose method it is; None for none."""
+    command, is_click = commands.get(id(call.argument(0).find().node)), call.method == "add_command"
+    word = (call.argument(1) if is_click else call.keyword("name")).text
+    if command is None or not (is_click or word):
+        return None
+    if not is_click:
+        above = call.owner.find()
+        if above.name not in _APPLICATIONS:
+            return None
+        commands.setdefault(id(above.node), _Command("", Interface("typer"))).has_several = True
+    command.word = word or command.word
+    return command
+
+
+def _is_click(decorator: Node) -> bool:
     """Return whether a decorator makes a command of click: its own, or a method of a group that click made."""
-    name = program.name(module, decorator)
-    first, _, last = name.rpartition(".")
+    first, _, last = decorator.name.rpartition(".")
     if last not in ("command", "group"):
         return False
-    if first in ("click", "rich_click", "asyncclick"):
+    group = decorator.owner.find()
+    if first in _CLICKS or group.name.endswith("click.Group"):
         return True
-    function = decorator.func if isinstance(decorator, ast.Call) else decorator
-    group = program.find(module, function.value) if isinstance(function, ast.Attribute) else None
-    if group is None or not isinstance(group.node, Definition):
-        return group is not None and program.name(group.module, group.node).endswith("click.Group")
-    return any(_is_click(program, group.module, one) for one in group.node.decorator_list)
+    return group.is_a(Definition) and any(map(_is_click, group.decorators))
 
 
-def _click_word(program: Program, module: Module, node: Definition, decorator: ast.expr) -> str:
-    given = [*decorator.args[:1], keyword(decorator, "name")] if isinstance(decorator, ast.Call) else []
-    words = texts(program, module, [one for one in given if one is not None])
-    if words:
-        return words[0]
+def _make_click(function: Node, decorator: Node) -> _Command:
+    word = next(iter(texts([decorator.argument(0), decorator.keyword("name")])), "")
+    name = function.node.name.lower()
     # click 8.2: "the suffixes _command, _cmd, _group and _grp are removed from the name of the function".
-    name = node.name.lower()
     for suffix in ("_command", "_cmd", "_group", "_grp"):
         name = name.removesuffix(suffix)
-    return name.replace("_", "-")
+    interface = Interface("click", list(_read_click_options(function.decorators)))
+    interface.runs_alone = decorator.keyword("invoke_without_command").value is True
+    return _Command(word or name.replace("_", "-"), interface)
 
 
-def _click_parameters(program: Program, module: Module, decorators: Sequence[ast.expr]) -> Iterator[Parameter]:
-    for decorator in decorators:
-        last = program.name(module, decorator).split(".")[-1]
-        if isinstance(decorator, ast.Call) and last in ("option", "argument"):
-            parameter = _click_parameter(program, module, decorator, is_option=last == "option")
-            if parameter is not None:
-                yield parameter
-            continue
-        found = program.find(module, decorator.func if isinstance(decorator, ast.Call) else decorator)
-        if found is not None and isinstance(found.node, ast.FunctionDef):  # options that several commands share
-            calls = [node for node in ast.walk(found.node) if isinstance(node, ast.Call)]
-            yield from _click_parameters(
-                program, found.module, [one for one in calls if _is_option(program, found.module, one)]
+def _read_click_options(decorators: Sequence[Node]) -> Iterator[Parameter]:
+    for one in decorators:
+        if one.is_a(ast.Call) and one.last in ("option", "argument"):
+            parameter = _read_option(one, is_click=True, is_positional=one.last == "argument")
+            yield from [] if parameter is None else [parameter]
+        elif (shared := one.called.find()).is_a(ast.FunctionDef):  # options that several commands share
+            yield from _read_click_options(
+                [call for call in shared.descend(ast.Call) if call.last in ("option", "argument")]
             )
 
 
-def _is_option(program: Program, module: Module, call: ast.Call) -> bool:
-    return program.name(module, call).split(".")[-1] in ("option", "argument")
-
-
-def _click_parameter(program: Program, module: Module, call: ast.Call, *, is_option: bool) -> Parameter | None:
-    names = texts(program, module, call.args)
-    if not names or program.value(module, keyword(call, "is_flag")) is True or "/" in names[0]:
-        return None
-    has_default = keyword(call, "default") is not None
-    name = next((name for name in names if name.startswith("--")), names[0])
-    is_required = program.value(module, keyword(call, "required")) is True
-    if not is_option:
-        count = program.value(module, keyword(call, "nargs"))
-        is_required = program.value(module, keyword(call, "required")) is not False and not has_default and count != -1
-    elif program.value(module, keyword(call, "prompt")) not in (UNKNOWN, False):
-        is_required = True  # nobody is there to answer
-    return Parameter(
-        name=name.lstrip("-"),
-        head=name if is_option else "",
-        is_required=is_required and not (has_default and is_option),
-        default=scalar(program, module, keyword(call, "default")),
-        choices=_click_choices(program, module, keyword(call, "type")),
-    )
-
-
-def _click_choices(program: Program, module: Module, expr: ast.expr | None) -> tuple[str, ...]:
-    if not isinstance(expr, ast.Call) or not expr.args or not program.name(module, expr).endswith("Choice"):
-        return ()
-    value = program.value(module, expr.args[0])
-    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
-
-
-# absl
-
-# Flags without a value, with several, and those of ml_collections: their file is Python.
-_NO_FLAGS = ("DEFINE_bool", "DEFINE_boolean", "DEFINE_multi_enum", "DEFINE_config_file", "DEFINE_config_dict")
-
-
-def read_absl(program: Program) -> Iterator[Interface]:
-    """Yield the flags that `DEFINE_integer` and its like define."""
-    parameters: dict[str, Parameter] = {}
-    required: set[str] = set()
-    for module, node in program.walk():
-        if not isinstance(node, ast.Call):
-            continue
-        last = program.name(module, node).split(".")[-1]
-        if last.startswith("DEFINE_") and last not in _NO_FLAGS:
-            found = _absl_flag(program, module, node)
-            parameters.update({found.name: found} if found is not None else {})
-        elif last in ("mark_flag_as_required", "mark_flags_as_required"):
-            for one in node.args:
-                value = program.value(module, one)
-                required.update([value] if isinstance(value, str) else value if isinstance(value, list) else [])
-    if parameters:
-        own = [_with_required(one, one.is_required or one.name in required) for one in parameters.values()]
-        yield Interface("absl", own)
-
-
-def _absl_flag(program: Program, module: Module, call: ast.Call) -> Parameter | None:
-    names = texts(program, module, call.args[:1]) or texts(
-        program, module, [one for one in [keyword(call, "name")] if one]
-    )
-    if not names:
-        return None
-    default = keyword(call, "default") or (call.args[1] if len(call.args) > 1 else None)
-    return Parameter(
-        name=names[0],
-        head=f"--{names[0]}=",
-        is_required=program.value(module, keyword(call, "required")) is True,
-        default=scalar(program, module, default),
-    )
-
-
-def _with_required(parameter: Parameter, is_required: bool) -> Parameter:
-    return Parameter(name=parameter.name, head=parameter.head, is_required=is_required, default=parameter.default)
+def _register(commands: dict[int, _Command], decorator: Node, function: Node) -> None:
+    """Note what a decorator of typer or cyclopts adds to its application."""
+    made = decorator.owner.find()
+    name = _APPLICATIONS.get(made.name) if made.is_a(ast.Call) else None
+    if name is None or decorator.method not in ("command", "callback", "default") or not function.is_a(ast.FunctionDef):
+        return
+    style = TYPER if name == "typer" else _CYCLOPTS
+    command = commands.setdefault(id(made.node), _Command("", Interface(name)))
+    parameters = spell_fields(style, list_fields(function))
+    if decorator.method == "command":
+        word = next(iter(texts([decorator.argument(0), decorator.keyword("name")])), "")
+        command.interface.commands[word or function.node.name.lower().replace("_", "-")] = Interface(name, parameters)
+    else:
+        command.interface.parameters += parameters
+    # cyclopts names each command; typer its only one where there is a callback.
+    command.has_several |= decorator.method == "callback" or name == "cyclopts"
