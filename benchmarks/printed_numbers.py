@@ -43,7 +43,7 @@ from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Result
 from bexplore.search.space import Space, candidate_sizes
 from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
-from bexplore.units import format_seconds
+from bexplore.units import format_rate, format_seconds
 
 RESULTS = Path(__file__).parent / "results" / "printed_numbers.json"
 UPDATE_OF_PASSES = 0.3  # seconds of an update, in passes of one sample
@@ -51,12 +51,12 @@ SLOWER_ALONE = 0.6  # speed of a winner in the training's own program, where tha
 HEADLINE = re.compile(
     r"Use micro_batch_size (?P<size>\d+): (?:the smallest size that ran, |(?P<factor>[\d.]+)x"
     r"(?: \((?P<low>[\d.]+) to (?P<high>[\d.]+)\))? the speed of size (?P<base>\d+), )"
-    r"(?P<speed>[\d.e+-]+) samples/s.*confidence (?P<score>\d+) out of 100\."
+    r"(?P<speed>[\d.,e+-]+) samples/s.*confidence (?P<score>\d+) out of 100\."
 )
 STREAMED = re.compile(r"micro_batch_size: (\d+), estimated performance: ([\d.]+)x base, confidence score: (\d+) ")
-KEEPING = re.compile(r"use micro_batch_size (\d+) in .*?: ([\d.]+)x the speed of size (\d+), ([\d.e+-]+) samples/s")
+KEEPING = re.compile(r"use micro_batch_size (\d+) in .*?: ([\d.]+)x the speed of size (\d+), ([\d.,e+-]+) samples/s")
 SMALLER = re.compile(r"size (\d+) is within (\d+)% of it")
-GROWTH = re.compile(r"from size (\d+) to (\d+) throughput .* \(([\d.e+-]+) to ([\d.e+-]+) samples/s\)")
+GROWTH = re.compile(r"from size (\d+) to (\d+) throughput .* \(([\d.,e+-]+) to ([\d.,e+-]+) samples/s\)")
 STEP = re.compile(r"^ +(\d+) +(\d+)(?: +[\d,]+)? +([\d.]+ (?:us|ms|s|min|h)(?: \d+ (?:s|min))?)(?:  <- yours)?$", re.M)
 
 
@@ -201,7 +201,7 @@ def faults(
     yield from _faults_of_headline(result, text, line, base=min(measured))
     if keeping := KEEPING.search(text):
         own, factor, other, speed = keeping.groups()
-        yield from _differ("speed of the size that keeps the batch", speed, f"{speeds[int(own)].samples_per_s:.4g}")
+        yield from _differ("speed of the size that keeps the batch", speed, format_rate(speeds[int(own)].samples_per_s))
         ratio = speeds[int(own)].samples_per_s / speeds[int(other)].samples_per_s
         yield from _differ("factor of the size that keeps the batch", factor, f"{ratio:.2f}")
         if int(other) != size:
@@ -210,8 +210,8 @@ def faults(
     if smaller and speeds[int(smaller[1])].samples_per_s < (1.0 - tolerance) * answer.samples_per_s * 0.999999:
         yield f"size {smaller[1]} is told to be within the tolerance"
     for small, large, low, high in GROWTH.findall(text):
-        yield from _differ(f"speed of size {small}", low, f"{speeds[int(small)].samples_per_s:.4g}")
-        yield from _differ(f"speed of size {large}", high, f"{speeds[int(large)].samples_per_s:.4g}")
+        yield from _differ(f"speed of size {small}", low, format_rate(speeds[int(small)].samples_per_s))
+        yield from _differ(f"speed of size {large}", high, format_rate(speeds[int(large)].samples_per_s))
     steps = STEP.findall(text)
     if len(steps) != len(result.batch.global_batch_sizes):
         yield f"{len(steps)} steps were read of {len(result.batch.global_batch_sizes)}"
@@ -235,7 +235,7 @@ def _faults_of_headline(result: RunResult, text: str, line: str, *, base: int) -
         return
     speeds = {one.micro_batch_size: one.samples_per_s for one in result.answer.speeds}
     size = int(head["size"])
-    yield from _differ("samples/s of the answer", head["speed"], f"{speeds[size]:.4g}")
+    yield from _differ("samples/s of the answer", head["speed"], format_rate(speeds[size]))
     yield from _differ("streamed size", last[1], head["size"])
     yield from _differ("streamed score", last[3], head["score"])
     yield from _differ("streamed factor", last[2], f"{speeds[size] / speeds[base]:.2f}")

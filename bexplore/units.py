@@ -25,6 +25,7 @@ _SECONDS_PER_UNIT = {
     **dict.fromkeys(("d", "day", "days"), 86400.0),
 }
 _PER_COUNT_UNIT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_FLOPS_PREFIXES = {"Z": 1e21, "E": 1e18, "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?|\.\d+)\s*([A-Za-z]?)")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
@@ -149,6 +150,19 @@ def format_count(number: int | float | None) -> str:
         if abs(number) >= 0.9995 * scale:
             return f"{_three_digits(number / scale)}{unit}"
     return f"{number:,.0f}"
+
+
+def format_rate(number: float) -> str:
+    """Show a rate with four significant digits, and all before the point: `0.2125`, `97.34`, `11,310`."""
+    return f"{number:,.0f}" if abs(number) >= 999.95 else f"{number:.4g}"
+
+
+def format_flops(flops: float) -> str:
+    """Show a number of floating-point operations: `2.72 GFLOP`, `82.9 TFLOP`, `512 FLOP`."""
+    for prefix, scale in _FLOPS_PREFIXES.items():
+        if flops >= 0.9995 * scale:
+            return f"{_three_digits(flops / scale)} {prefix}FLOP"
+    return f"{flops:.0f} FLOP"
 
 
 def counted(number: int | str, noun: str) -> str:

@@ -23,7 +23,7 @@ from bexplore.run.parts.checks import PLAYBOOK, Bottleneck
 from bexplore.run.parts.ranks import RanksPart
 from bexplore.run.result import RunResult
 from bexplore.trace.cost_model import CostModel
-from bexplore.units import counted, format_seconds
+from bexplore.units import counted, format_rate, format_seconds
 
 GROWS = 1.6  # throughput per doubling from which a device counts as not yet saturated; 2 would be ideal
 STILL_GROWS = 1.3  # the same beside the memory limit, where the last step is shorter than a doubling
@@ -173,7 +173,7 @@ class JobEvidence:
         growth = self.growth(base, second)
         return {
             "seen": f"from size {base} to {second} throughput {'grows' if growth >= 1 else 'falls to'} {growth:.2f}x "
-            f"per doubling ({self.speeds[base]:.4g} to {self.speeds[second]:.4g} samples/s)",
+            f"per doubling ({format_rate(self.speeds[base])} to {format_rate(self.speeds[second])} samples/s)",
             "size": str(self.best),
             "micro_batch_size": second,
             "base_micro_batch_size": base,
@@ -233,8 +233,7 @@ def _find_loader_problem(evidence: JobEvidence) -> Values | None:
 @rule(
     _TRANSFER,
     "input",
-    "the input pipeline is the limit: the loader gives {loader_samples_per_s:.4g} samples/s{workers}, the step "
-    "takes {step_samples_per_s:.4g}",
+    "the input pipeline is the limit: the loader gives {given} samples/s{workers}, the step takes {taken}",
     "raise num_workers, decode and augment less for each sample, or store samples already prepared",
 )
 def _find_slow_loader(evidence: JobEvidence) -> Values | None:
@@ -247,7 +246,13 @@ def _find_slow_loader(evidence: JobEvidence) -> Values | None:
     if given >= taken:
         return None
     workers = "" if loader["num_workers"] is None else f" with {counted(loader['num_workers'], 'worker')}"
-    return {"loader_samples_per_s": given, "step_samples_per_s": taken, "workers": workers}
+    return {
+        "loader_samples_per_s": given,
+        "step_samples_per_s": taken,
+        "given": format_rate(given),
+        "taken": format_rate(taken),
+        "workers": workers,
+    }
 
 
 @rule(

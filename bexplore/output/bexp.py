@@ -24,7 +24,7 @@ from bexplore.run.parts.memory import memory_words
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished
 from bexplore.trace.cost_model import describe_source
-from bexplore.units import counted, format_bytes, format_seconds
+from bexplore.units import counted, format_bytes, format_flops, format_rate, format_seconds
 
 # Code -> its meaning. 202 is the reference flow's; the others are our own and never change meaning.
 CODES = {
@@ -135,7 +135,7 @@ def trace_sentence(event: Traced) -> str:
     size = f"sizes up to {fits} fit" if fits else "not even the smallest size fits"
     remembered = f" of {record['remembered_from']}, remembered" if record["remembered_from"] else ""
     flops = record["flops_per_sample"]
-    operations = "operations unknown" if flops is None else f"{flops:.3g} flops a sample"
+    operations = "operations unknown" if flops is None else f"{format_flops(flops)} a sample"
     source = describe_source(record.get("measured_at") or (), record.get("why_untraced") or "")
     return f"{record['num_parameters']:,} parameters, {operations}; {size} by {source}{remembered}; {budget}"
 
@@ -168,7 +168,8 @@ def probe_sentence(event: ProbeFinished) -> str:
     if observation.is_emulated:
         return f"{head}: fits, {memory}{compiled}, {tail}"
     return (
-        f"{head}: measured {observation.samples_per_s:.4g} samples/s, pass {format_seconds(observation.pass_time_s)} "
+        f"{head}: measured {format_rate(observation.samples_per_s)} samples/s, "
+        f"pass {format_seconds(observation.pass_time_s)} "
         f"({len(observation.pass_times_s)} timed){_words_beside(observation)}, {memory}{compiled}, {tail}"
     )
 

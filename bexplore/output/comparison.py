@@ -11,7 +11,7 @@ from bexplore.output.table import Table
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run, differences
 from bexplore.search.recommendation import Speed
-from bexplore.units import format_bytes
+from bexplore.units import format_bytes, format_rate
 
 UNKNOWN = "–"
 
@@ -98,7 +98,7 @@ class Comparison:
                     one.name,
                     str(answer.micro_batch_size),
                     name_settings(one.result.choice.settings),
-                    UNKNOWN if answer.samples_per_s is None else f"{answer.samples_per_s:.4g}",
+                    UNKNOWN if answer.samples_per_s is None else format_rate(answer.samples_per_s),
                     UNKNOWN if over is None else f"{over:.2f}x",
                     UNKNOWN if answer.confidence is None else str(answer.confidence),
                     format_bytes(one.result.memory.peak_memory_bytes),
@@ -115,7 +115,7 @@ class Comparison:
         rows = [
             (
                 str(size),
-                *(f"{one.speeds[size].samples_per_s:.4g}" for one in self._runs),
+                *(format_rate(one.speeds[size].samples_per_s) for one in self._runs),
                 *_compare(first.speeds[size], last.speeds[size]),
             )
             for size in self._sizes

@@ -19,7 +19,7 @@ from bexplore.run.events import JobEvent, Planned, Recommended, Traced
 from bexplore.search.posterior.posterior import CredibleBand, Posterior
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted
-from bexplore.units import format_bytes, format_seconds
+from bexplore.units import format_bytes, format_rate, format_seconds
 
 STAGES = {
     "emulate": "preparing the emulated device",
@@ -146,7 +146,7 @@ class View:
         settings = f", {self._names[best.variant]}" if self._names else ""
         text = (
             f"size {best.micro_batch_size}{settings}: {best.relative_performance:.2f}x base, "
-            f"{best.samples_per_s:.4g} samples/s, confidence {best.confidence}"
+            f"{format_rate(best.samples_per_s)} samples/s, confidence {best.confidence}"
         )
         return ("best", text, "bold green")
 

@@ -8,7 +8,7 @@ from bexplore.output.table import Table
 from bexplore.planning.costs import OtherSettings
 from bexplore.planning.plan import SECONDS_PER_DAY, Plans
 from bexplore.planning.step import Plan
-from bexplore.units import format_count, format_seconds, format_share
+from bexplore.units import format_count, format_rate, format_seconds, format_share
 
 _NO_VALUE = "-"
 
@@ -63,7 +63,7 @@ def _cells(plan: Plan) -> dict[str, str]:
         else f"{plan.device_hours:.3g}",
         "price": None if plan.price is None else f"{plan.price:,.2f}" if plan.price < 1000 else f"{plan.price:,.0f}",
         "tokens/s": None if plan.tokens_per_s is None else f"{plan.tokens_per_s:,.0f}",
-        "samples/s": f"{plan.samples_per_s:.4g}" if plan.tokens_per_s is None else None,
+        "samples/s": format_rate(plan.samples_per_s) if plan.tokens_per_s is None else None,
         "MFU": None if plan.mfu is None else f"{plan.mfu:.1%}",
         "HFU": None if plan.hfu is None or plan.hfu == plan.mfu else f"{plan.hfu:.1%}",
         "passes": _share(plan, plan.passes_s),

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from bexplore.measurement.probe import Observation
 from bexplore.search.posterior.posterior import CredibleBand
+from bexplore.units import format_count, format_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,9 @@ def plot(
 
 def _assemble(cells: list[list[tuple[str, str]]], highest: float, ticks: str, glyphs: Glyphs) -> Text:
     text = Text(no_wrap=True, overflow="crop")
+    top = format_rate(highest) if highest < 1000 else format_count(highest)  # as short as the label is wide
     for number, line in enumerate(cells):
-        label = f"{highest:.4g}" if number == 0 else "0" if number == len(cells) - 1 else ""
+        label = top if number == 0 else "0" if number == len(cells) - 1 else ""
         text.append(f"{label:>{LABEL}}{glyphs.axis}", style="dim")
         for character, style in line:
             text.append(character, style=style or None)

@@ -10,7 +10,7 @@ from bexplore.output.table import Table, wrap_words
 from bexplore.run.parts.choice import FrontPoint
 from bexplore.run.parts.row import Row
 from bexplore.run.result import RunResult
-from bexplore.units import counted, format_bytes, format_seconds
+from bexplore.units import counted, format_bytes, format_rate, format_seconds
 
 WIDTH = 17  # characters of a row's label
 MAX_POINTS = 8  # of the front in the summary; the result has all of it
@@ -109,9 +109,9 @@ def speed_words(result: RunResult) -> str:
     one, total = result.answer.samples_per_s, result.answer.total_samples_per_s
     if one is None:
         return "speed unknown"
-    own = f"{one:.4g} samples/s"
+    own = f"{format_rate(one)} samples/s"
     if total is not None and total != one:
-        return f"{total:.4g} samples/s of all {round(total / one)} replicas ({own} of each)"
+        return f"{format_rate(total)} samples/s of all {round(total / one)} replicas ({own} of each)"
     return f"{own}{' of a replica' if result.parallel else ''}"
 
 
@@ -175,7 +175,7 @@ def keeping_sentence(result: RunResult, target_confidence: float | None) -> str 
     of_each = " of each replica" if result.answer.total_samples_per_s not in (None, result.answer.samples_per_s) else ""
     text = (
         f"To keep batch_size {own}, use micro_batch_size {size} in {in_steps}: {speed}, "
-        f"{keeps.samples_per_s:.4g} samples/s{of_each}; confidence {keeps.confidence} out of 100."
+        f"{format_rate(keeps.samples_per_s)} samples/s{of_each}; confidence {keeps.confidence} out of 100."
     )
     is_sure = target_confidence is None or (keeps.confidence or 0) >= target_confidence
     return text if is_sure else f"{text} explore.candidates: {rule} tries only such sizes."
@@ -192,7 +192,7 @@ def front_table(result: RunResult, tolerance: float, *, most: int = MAX_POINTS) 
                 name_settings(point.settings),
                 str(point.micro_batch_size),
                 format_bytes(point.peak_memory_bytes),
-                f"{point.samples_per_s:.4g}",
+                format_rate(point.samples_per_s),
                 "ran" if point.ran else "predicted",
             )
             for point in points

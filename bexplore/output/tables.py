@@ -10,7 +10,7 @@ from bexplore.job import Parallelism
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.output.table import Table
 from bexplore.trace.cost_model import describe_source
-from bexplore.units import counted, format_bytes, format_seconds
+from bexplore.units import counted, format_bytes, format_flops, format_rate, format_seconds
 
 MAX_SIZES = 5  # columns of the table of sizes by settings
 
@@ -35,7 +35,7 @@ def trace_table(record: Mapping[str, Any], *, width: int | None = None) -> str:
                 format_bytes(peak),
                 "yes" if _fits(record, size) else "no",
                 *(format_bytes(peaks[size]) for peaks in shorter.values()),
-                *((f"{speeds[size]:.4g}", f"{speeds[size] / base:.2f}x") if speeds else ()),
+                *((format_rate(speeds[size]), f"{speeds[size] / base:.2f}x") if speeds else ()),
             )
             for size, peak in record["peak_memory_bytes"].items()
         ),
@@ -211,7 +211,7 @@ def _notes(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _operations(record: Mapping[str, Any]) -> str:
     flops = record["flops_per_sample"]
-    return "operations unknown" if flops is None else f"{flops:.4g} flops a sample"
+    return "operations unknown" if flops is None else f"{format_flops(flops)} a sample"
 
 
 def _not_traced(records: Sequence[Mapping[str, Any]]) -> list[str]:

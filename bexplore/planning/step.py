@@ -17,7 +17,7 @@ from bexplore.planning.costs import PassCost, StepCosts
 from bexplore.planning.layout import Layout, find_memory_caution, keep_sizes_that_fit, refuse_batch
 from bexplore.planning.network import Communication, NetworkFigures, find_communication
 from bexplore.planning.request import show_example
-from bexplore.units import counted
+from bexplore.units import counted, format_flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def _whole_step_s(layout: Layout, batch_size: int) -> tuple[float, str]:
     if operations is None or costs.peak_flops_per_s is None or utilization is None:
         raise _refuse_utilization(costs, request.speeds[0], has_operations=operations is not None)
     basis = (
-        f"{operations:.4g} operations a sample at a {name}-flops utilization of {utilization:.3g} of "
+        f"{format_flops(operations)} a sample at a {name}-flops utilization of {utilization:.3g} of "
         f"{costs.peak_flops_per_s / 1e12:.0f} TFLOP/s, of the whole step"
     )
     return operations * batch_size / (utilization * costs.peak_flops_per_s), basis

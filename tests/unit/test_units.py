@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bexplore.errors import UserInputError
-from bexplore.units import counted, format_bytes, format_seconds, format_share, parse_bytes, parse_seconds
+from bexplore.units import (
+    counted,
+    format_bytes,
+    format_flops,
+    format_rate,
+    format_seconds,
+    format_share,
+    parse_bytes,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +94,24 @@ def test_sizes_are_shown_with_three_digits(num_bytes, text):
 )
 def test_durations_are_shown_as_people_say_them(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (format_rate(0.21254), "0.2125"),
+        (format_rate(97.344), "97.34"),
+        (format_rate(999.96), "1,000"),
+        (format_rate(11_312.6), "11,313"),
+        (format_rate(2.5e6), "2,500,000"),
+        (format_flops(2.7183e9), "2.72 GFLOP"),
+        (format_flops(9.996e11), "1.00 TFLOP"),
+        (format_flops(512), "512 FLOP"),
+        (format_flops(3.2e24), "3200 ZFLOP"),
+    ],
+)
+def test_large_rates_and_operations_have_no_exponent(shown, text):
+    assert shown == text
 
 
 def test_an_unknown_size_is_not_shown_as_zero():

@@ -9,7 +9,7 @@ from bexplore.measurement.probe import Observation, Outcome
 from bexplore.output.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
 from bexplore.output.report.report_data import ReportData
 from bexplore.run.parts.choice import FrontPoint
-from bexplore.units import counted, format_bytes, format_seconds
+from bexplore.units import counted, format_bytes, format_rate, format_seconds
 
 # A budget beyond this multiple of the highest peak would press the peaks flat; the caption mentions it instead.
 NEAR_BUDGET = 2.5
@@ -88,7 +88,7 @@ def front(data: ReportData) -> Figure | None:
             x=float(item.peak_memory_bytes or 0),
             y=item.samples_per_s,
             text=f"probe {item.probe.number}, {data.names[item.probe.variant]}, size {item.micro_batch_size}: "
-            f"measured {item.samples_per_s:.4g} samples/s, peak {format_bytes(item.peak_memory_bytes)}",
+            f"measured {format_rate(item.samples_per_s)} samples/s, peak {format_bytes(item.peak_memory_bytes)}",
         )
         for item in measured
     ]
@@ -198,9 +198,9 @@ def _speeds(data: ReportData, *, shared: bool) -> list[Dot]:
         if item.probe.compilation.is_for_search is shared:
             low, high = _spread(item)
             text = (
-                f"probe {item.probe.number}, size {item.micro_batch_size}: measured {item.samples_per_s:.4g} "
+                f"probe {item.probe.number}, size {item.micro_batch_size}: measured {format_rate(item.samples_per_s)} "
                 f"samples/s, pass {format_seconds(item.pass_time_s)}, {len(item.pass_times_s)} timed, "
-                f"the middle half at {low:.4g} to {high:.4g} samples/s"
+                f"the middle half at {format_rate(low)} to {format_rate(high)} samples/s"
             )
             dots.append(Dot(x=item.micro_batch_size, y=item.samples_per_s, low=low, high=high, text=text))
     return dots
@@ -208,14 +208,15 @@ def _speeds(data: ReportData, *, shared: bool) -> list[Dot]:
 
 def _speed_of(item: Observation, name: str) -> Dot:
     low, high = _spread(item)
-    text = f"{name}, size {item.micro_batch_size}: measured {item.samples_per_s:.4g} samples/s"
+    text = f"{name}, size {item.micro_batch_size}: measured {format_rate(item.samples_per_s)} samples/s"
     return Dot(x=item.micro_batch_size, y=item.samples_per_s, low=low, high=high, text=text)
 
 
 def _front_dot(point: FrontPoint) -> Dot:
     kind = "ran" if point.ran else "predicted"
     text = (
-        f"{name_settings(point.settings)}, size {point.micro_batch_size}: {point.samples_per_s:.4g} samples/s, "
+        f"{name_settings(point.settings)}, size {point.micro_batch_size}: "
+        f"{format_rate(point.samples_per_s)} samples/s, "
         f"peak {format_bytes(point.peak_memory_bytes)}, {kind}"
     )
     return Dot(x=float(point.peak_memory_bytes), y=point.samples_per_s, text=text)
@@ -252,5 +253,5 @@ def _chosen(data: ReportData) -> list[Mark]:
     size, speed = data.micro_batch_size, data.result.answer.samples_per_s
     if size is None or speed is None:
         return []
-    dot = Dot(x=size, y=speed, text=f"recommended: size {size}, {speed:.4g} samples/s")
+    dot = Dot(x=size, y=speed, text=f"recommended: size {size}, {format_rate(speed)} samples/s")
     return [Dots(name="recommended", dots=[dot], role="posterior", shape="ring")]

@@ -27,7 +27,7 @@ from bexplore.run.facts import SizeFacts
 from bexplore.run.parts.row import Row
 from bexplore.run.parts.search import group_failures, outcomes_words
 from bexplore.search.policy.decision import StopReason
-from bexplore.units import counted, format_bytes, format_seconds
+from bexplore.units import counted, format_bytes, format_rate, format_seconds
 
 UNKNOWN = "–"
 NUM_BUFFERS = 10  # places that are listed by name; the rest is summed
@@ -274,7 +274,7 @@ def _drawn(figure: Figure) -> Mapping[str, Any]:
 
 
 def _speed(item: Observation) -> str:
-    return f"{item.samples_per_s:.4g}" if item.is_measured and not item.is_emulated else UNKNOWN
+    return format_rate(item.samples_per_s) if item.is_measured and not item.is_emulated else UNKNOWN
 
 
 def _pass(item: Observation) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bexplore.measurement.probe import Observation
 from bexplore.run.parts.row import Row, View
-from bexplore.units import counted
+from bexplore.units import counted, format_rate
 
 PLAYBOOK = "google-research/tuning_playbook"
 MAX_BOTTLENECKS = 2  # rows: the most important; the report lists all
@@ -53,7 +53,7 @@ class ChecksPart:
         if not loader or loader["problem"]:
             return None
         workers = "" if loader["num_workers"] is None else f", {counted(loader['num_workers'], 'worker')}"
-        speed = f"{loader['samples_per_s']:.4g} samples/s"
+        speed = f"{format_rate(loader['samples_per_s'])} samples/s"
         return f"your data loader gives {speed} (timed alone, no step beside it{workers})"
 
 

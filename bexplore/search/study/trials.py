@@ -24,6 +24,7 @@ from bexplore.host.records import from_record, to_record
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.search.evidence import Evidence
 from bexplore.search.recommendation import Recommendation
+from bexplore.units import format_rate
 
 PARAMETER = "micro_batch_size"
 VARIANT = "variant"  # of the job; a parameter of studies of several variants
@@ -222,7 +223,8 @@ def publish(study: optuna.Study, best: Recommendation) -> None:
     """Store the recommendation with the study, whose best trial is merely the fastest single probe."""
     text = (
         f"micro_batch_size {best.micro_batch_size}: {best.relative_performance:.2f}x the speed of size "
-        f"{best.base_micro_batch_size}, {best.samples_per_s:.4g} samples/s; confidence {best.confidence} out of 100"
+        f"{best.base_micro_batch_size}, {format_rate(best.samples_per_s)} samples/s; "
+        f"confidence {best.confidence} out of 100"
     )
     if study.user_attrs.get("recommendation") != text:
         study.set_user_attr("recommendation", text)
