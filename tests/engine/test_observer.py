@@ -299,6 +299,23 @@ TRAININGS = {
 }
 
 
+SEVERAL_DATA_SETS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def load(rows):
+    return DataLoader(TensorDataset(torch.randn(400, 8)), batch_size=rows)
+
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+others = iter(load({rows_of_other}))
+for (x,) in load({rows}):
+    (other,) = next(others)
+    loss = model({inputs}).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
 @pytest.fixture
 def record_of(tmp_path: Path):
     """Runs a script under the observer and returns the record of its rank."""
@@ -501,6 +518,17 @@ def test_a_slow_update_without_gradients_is_no_evaluation(record_of):
 
 def test_a_data_set_that_is_seldom_trained_with_is_no_evaluation(record_of):
     assert [step["evaluation_s"] for step in record_of(MIXTURE)["steps"]] == [0.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("rows", "rows_of_other", "inputs"),
+    [(4, 4, "x + other"), (4, 12, "x + other.mean()"), (3, 1, "torch.cat([x, other])")],
+)
+def test_a_step_has_one_micro_batch_however_many_data_sets_it_reads(record_of, rows, rows_of_other, inputs):
+    record = record_of(SEVERAL_DATA_SETS.format(rows=rows, rows_of_other=rows_of_other, inputs=inputs))
+
+    assert record["rows"].keys() == {"4"}
+    assert [(step["num_fetches"], step["num_samples"]) for step in record["steps"]] == [(1, 4)] * 8
 
 
 def test_without_a_loader_calls_of_the_model_show_each_step_s_samples(record_of):

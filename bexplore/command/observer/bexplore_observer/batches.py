@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import bisect
 from array import array
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Tuple
 
 from .exchange import clock
@@ -19,6 +19,8 @@ EVALUATION_STEPS = 2
 # Steps in which a data set is read, over those in which the most read one is, from which on it is one of the training's
 # and not an evaluation's. Source: halfway between each step and every other one, as where an epoch has two.
 READ_IN_TRAINING = 0.75
+# Batches for each pass from which on several are read for one. Source: halfway between one and two.
+SEVERAL_A_PASS = 1.5
 Key = Optional[Tuple[int, bool]]  # of a data set: its identity, and whether gradients were on
 Span = Tuple[float, float]  # seconds of begin and end
 
@@ -33,6 +35,15 @@ class ReadSet:
         self.drops_last = False  # whether that loader leaves out a last batch with fewer samples
         self.lists: dict[int, int] = {}  # length -> lists of samples that batches were loaded for
 
+    def count_rows(self) -> dict[int, int]:
+        """Return leading dimension -> micro-batches that had it."""
+        return Counter(self.micro_batches[1::3])
+
+    def has_size(self, size: int) -> bool:
+        """Return whether most of its micro-batches have so many samples."""
+        rows = self.micro_batches[1::3]
+        return 2 * rows.count(size) > len(rows)
+
 
 class Turn:
     """The time from which on a data set is read, the passes before, and whether gradients were switched off since."""
@@ -46,7 +57,8 @@ class Turn:
 class Fetches:
     """The micro-batches that loaders returned, by data set: an evaluation's are told apart from the training's."""
 
-    def __init__(self) -> None:
+    def __init__(self, find_size: Callable[[], int] = lambda: UNKNOWN) -> None:
+        self._find_size = find_size  # samples of a micro-batch that are asked for
         self.sets: dict[Key, ReadSet] = {}
         self.reading: Key = None
         self.turn = Turn(None, 0.0, 0)
@@ -74,7 +86,7 @@ class Fetches:
 
     def count(self) -> int:
         """Return how many micro-batches of the training were read, those of steps to come included."""
-        return sum(len(read.micro_batches) // 3 for read in self._find_training().values())
+        return sum(len(read.micro_batches) // 3 for read in self._find_counted())
 
     def begin(self, key: Key) -> ReadSet:
         """Return an account of a further data set."""
@@ -83,33 +95,29 @@ class Fetches:
 
     def count_rows(self) -> dict[int, int]:
         """Return leading dimension -> micro-batches of the training that had it."""
-        found: dict[int, int] = {}
-        for read in self._find_training().values():
-            for rows in read.micro_batches[1::3]:
-                found[rows] = found.get(rows, 0) + 1
-        return found
+        return sum((Counter(read.count_rows()) for read in self._find_counted()), Counter())
 
     def drops_last(self) -> bool:
         """Return whether the loader of the probe's batches leaves out a last batch with fewer samples."""
-        return any(one.drops_last for one in self._find_training().values())
+        return any(one.drops_last for one in self._find_counted())
 
     def count_list_lengths(self) -> dict[int, int]:
         """Return length -> lists of samples that batches of the training were loaded for, as far as they were read."""
         found: dict[int, int] = {}
-        for read in self._find_training().values():
+        for read in self._find_counted():
             for length, count in read.lists.items():
                 found[length] = found.get(length, 0) + count
         return found
 
     def find_num_samples(self) -> int | None:
         """Return the samples of an epoch of the data set of the probe's batches; None if unknown."""
-        return next((one.num_samples for one in self._find_training().values() if one.num_samples is not None), None)
+        return next((one.num_samples for one in self._find_counted() if one.num_samples is not None), None)
 
     def add_to(self, steps: Sequence[dict[str, Any]]) -> None:
         """Add the micro-batches of the training to the records of steps."""
         for step in steps:
             step.update(num_fetches=0, num_samples=0, num_elements=0, evaluation_s=0.0)
-        for read in self._find_training().values():
+        for read in self._find_counted():
             values = iter(read.micro_batches)
             for index, rows, num_elements in zip(values, values, values):
                 if index < len(steps):
@@ -123,9 +131,7 @@ class Fetches:
         They are those that passes follow. Of several that are read for one pass, all but the last have none; they are
         read in nearly every step, and gradients stay on.
         """
-        turns: dict[Key, list[tuple[bool, bool]]] = {}  # whether a pass followed, and gradients were off, each time
-        for turn, following in zip(self._turns, self._turns[1:]):
-            turns.setdefault(turn.key, []).append((following.num_passes > turn.num_passes, turn.is_off))
+        turns = self._follow_turns()
         sets = dict(self.sets)  # threads of the program may read meanwhile
         read = {key: one for key, one in sets.items() if key is not None and key[1]} or sets
         num_steps = {key: len(set(one.micro_batches[::3])) for key, one in read.items()}
@@ -133,11 +139,63 @@ class Fetches:
         found: dict[Key, ReadSet] = {}
         for key, one in read.items():
             known = turns.get(key, [])
-            num_passed = sum(passed for passed, _ in known)
-            is_evaluated = bool(known) and all(is_off for passed, is_off in known if not passed)
-            if 2 * num_passed >= max(len(known), 1) or (num_steps[key] >= least and not is_evaluated):
+            is_evaluated = bool(known) and all(is_off for passed, is_off, _ in known if not passed)
+            if _is_passed(known) or (num_steps[key] >= least and not is_evaluated):
                 found[key] = one
         return found
+
+    def _follow_turns(self) -> dict[Key, list[tuple[bool, bool, Key]]]:
+        """Return of each time that a set was read: whether a pass followed, gradients were off, and what came next."""
+        turns: dict[Key, list[tuple[bool, bool, Key]]] = {}
+        for turn, following in zip(self._turns, self._turns[1:]):
+            seen = following.num_passes > turn.num_passes, turn.is_off, following.key
+            turns.setdefault(turn.key, []).append(seen)
+        return turns
+
+    def _find_counted(self) -> list[ReadSet]:
+        """Return the data sets of the training; those that are read for one pass together count as one."""
+        training, turns = self._find_training(), self._follow_turns()
+        joined = set()
+        for key in training:
+            if not _is_passed(turns.get(key, [])):
+                following = [after for passed, _, after in turns.get(key, []) if not passed and after in training]
+                joined |= {key, *following}
+        together = [one for key, one in training.items() if key in joined]
+        num_passes = self._turns[-1].num_passes - self._turns[0].num_passes if self._turns else 0
+        # Where there are as many passes, each has a batch of its own.
+        if sum(len(one.micro_batches) // 3 for one in together) < SEVERAL_A_PASS * num_passes or len(together) < 2:
+            return list(training.values())
+        return [*(one for key, one in training.items() if key not in joined), self._choose(together)]
+
+    def _choose(self, together: Sequence[ReadSet]) -> ReadSet:
+        """Return the data set that the size is of, where several are read for one pass; else all of them as one.
+
+        What is mixed into its samples, as noise, or trained with beside them has batches of any size. Or parts of a
+        batch come from several sets, and add up to the size.
+        """
+        size = self._find_size()
+        return next((one for one in together if one.has_size(size)), None) or _join(together)
+
+
+def _is_passed(turns: Sequence[tuple[bool, bool, Key]]) -> bool:
+    return 2 * sum(passed for passed, _, _ in turns) >= max(len(turns), 1)
+
+
+def _join(together: Sequence[ReadSet]) -> ReadSet:
+    """Return data sets as one, whose micro-batches are what was read of each at the same place of a step."""
+    parts: dict[tuple[int, int], list[int]] = {}
+    for one in together:
+        places: Counter[int] = Counter()
+        values = iter(one.micro_batches)
+        for step, rows, num_elements in zip(values, values, values):
+            found = parts.setdefault((step, places[step]), [0, 0])
+            found[0], found[1] = found[0] + max(rows, 0), found[1] + num_elements
+            places[step] += 1
+    joint = ReadSet()
+    for (step, _), (rows, num_elements) in sorted(parts.items()):
+        joint.micro_batches.extend((step, rows or UNKNOWN, num_elements))
+    joint.drops_last = any(one.drops_last for one in together)
+    return joint
 
 
 def count_evaluation_seconds(

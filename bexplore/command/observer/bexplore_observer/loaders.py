@@ -40,7 +40,7 @@ class LoaderWatch:
 
     def reset_probe(self) -> None:
         """Forget what was read in a probe."""
-        self.fetches = Fetches()
+        self.fetches = Fetches(lambda: self._observer.size)
         self.num_read = 0  # batches that were read for passes
         self._first_read: Any = None  # a weak reference to a tensor of the first of these batches
         self._fetched_s = 0.0  # when the first batch after the last update was read; 0 for not yet

@@ -78,12 +78,41 @@ def test_a_data_set_that_no_pass_follows_is_of_an_evaluation():
     assert {(step["num_fetches"], step["num_samples"], step["num_elements"]) for step in steps} == {(1, 4, 40)}
 
 
-def test_of_several_data_sets_for_one_pass_each_is_of_the_training():
-    fetches = Fetches()
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        pytest.param([4], [4], {4: 8}, id="samples of another domain"),
+        pytest.param([4], [28], {4: 8}, id="samples without labels"),
+        pytest.param([4], [2, 2, 2], {4: 8}, id="pieces of noise"),
+        pytest.param([28], [4], {4: 8}, id="the size is read last"),
+        pytest.param([3], [1], {4: 8}, id="parts of a batch"),
+        pytest.param([3, 3], [1, 1], {4: 16}, id="parts of two micro-batches"),
+        pytest.param([30], [20], {50: 8}, id="packed"),
+    ],
+)
+def test_of_data_sets_read_for_one_pass_those_of_the_size_count(before, after, expected):
+    fetches = Fetches(lambda: 4)
     for step in range(8):
-        read(fetches, TRAINING, step, num_passes=step)
-        read(fetches, EVALUATION, step, num_passes=step)
+        for key, of_set in ((TRAINING, before), (EVALUATION, after)):
+            for rows in of_set:
+                read(fetches, key, step, num_passes=step, rows=rows)
     fetches.turn_to(None, 8)
+
+    assert fetches.count_rows() == expected and fetches.count() == sum(expected.values())
+    assert fetches.find_evaluations() == []
+    steps: list[dict] = [{} for _ in range(8)]
+    fetches.add_to(steps)
+    rows = sum(count * one for one, count in expected.items())
+    assert sum(step["num_samples"] for step in steps) == rows
+
+
+@pytest.mark.parametrize("passes_of_each", [True, False])
+def test_data_sets_with_passes_of_their_own_all_count(passes_of_each):
+    fetches = Fetches(lambda: 4)
+    for step in range(8):
+        read(fetches, TRAINING, step, num_passes=2 * step)
+        read(fetches, EVALUATION, step, num_passes=2 * step + passes_of_each)
+    fetches.turn_to(None, 16)
 
     assert fetches.count_rows() == {4: 16}
 
