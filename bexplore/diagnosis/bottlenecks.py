@@ -22,7 +22,7 @@ from bexplore.run.facts import estimated
 from bexplore.run.parts.checks import PLAYBOOK, Bottleneck
 from bexplore.run.parts.ranks import RanksPart
 from bexplore.run.result import RunResult
-from bexplore.trace.cost_model import CostModel
+from bexplore.trace.cost_model import CostModel, describe_unknown
 from bexplore.units import counted, format_rate, format_seconds
 
 GROWS = 1.6  # throughput per doubling from which a device counts as not yet saturated; 2 would be ideal
@@ -40,6 +40,7 @@ LOW_INTENSITY = 10.0  # operations per byte below which memory, not arithmetic, 
 LOW_WAVE_EFFICIENCY = 0.8
 TILE = (128, 256)  # rows and columns of the matrix tiles that cuBLAS prefers
 SHAPES = "NVIDIA matrix multiplication guide"
+TRACE = "the trace"
 COMMUNICATION = "PyTorch DDP (arXiv 2006.15704) and FSDP (arXiv 2304.11277)"
 TF32_CAPABILITY = 8.0  # of the first NVIDIA devices with TF32; Inductor warns from here on too (`_warn_tf32_disabled`)
 
@@ -144,8 +145,16 @@ class JobEvidence:
         return self.micro_batch_size
 
     @property
+    def not_counted(self) -> Mapping[str, float]:
+        """Share of the bytes moved, by name, of operators whose operations are not known and count as 0."""
+        return {} if self.cost_model is None else self.cost_model.unknown
+
+    @property
     def model_flops_utilization(self) -> float | None:
-        """Return the share, 0 to 1, of the published arithmetic at the recommended size; None if unknown."""
+        """Return the share, 0 to 1, of the published arithmetic at the recommended size; None if unknown.
+
+        It is too low where operations are not counted.
+        """
         peak = self.job.peak_flops_per_s(self.device)
         if self.cost_model is None or peak is None or not self.cost_model.has_operations:
             return None
@@ -316,10 +325,12 @@ def _find_full_bandwidth(evidence: JobEvidence) -> Values | None:
     return None if growth is None or share is None or share < BUSY_MEMORY else {**growth, "bandwidth_share": share}
 
 
-@rule(_GROWTH, "compute", "{seen}; size {size} reaches {mfu:.0%} of the peak arithmetic, which is good use")
+@rule(_GROWTH, "compute", "{seen}; size {size} reaches {least}{mfu:.0%} of the peak arithmetic, which is good use")
 def _find_full_arithmetic(evidence: JobEvidence) -> Values | None:
     growth, share = evidence.small_growth, evidence.model_flops_utilization
-    return None if growth is None or share is None or share < BUSY_ARITHMETIC else {**growth, "mfu": share}
+    if growth is None or share is None or share < BUSY_ARITHMETIC:
+        return None
+    return {**growth, "mfu": share, "least": "at least " if evidence.not_counted else ""}
 
 
 @rule(
@@ -335,6 +346,8 @@ def _find_launches(evidence: JobEvidence) -> Values | None:
     utilization, best = evidence.model_flops_utilization, evidence.best
     pass_s = {size: size / speed for size, speed in evidence.speeds.items()}
     half = max((size for size in pass_s if size <= best / 2), default=None)
+    if evidence.not_counted:  # it is more than is known
+        utilization = None
     is_idle = pass_s[best] < SHORT_PASS_S if utilization is None else utilization < IDLE_ARITHMETIC
     if evidence.small_growth is None or not evidence.is_on_accelerator or half is None or not is_idle:
         return None
@@ -365,7 +378,7 @@ def _find_little_growth(evidence: JobEvidence) -> Values | None:
 )
 def _find_low_intensity(evidence: JobEvidence) -> Values | None:
     growth, model = _find_little_growth(evidence), evidence.cost_model
-    if growth is None or model is None or not (model.bytes_moved and model.hardware_flops):
+    if growth is None or model is None or evidence.not_counted or not (model.bytes_moved and model.hardware_flops):
         return None
     intensity = model.hardware_flops(evidence.best) / model.bytes_moved(evidence.best)
     return None if intensity >= LOW_INTENSITY else {**growth, "flops_per_byte": intensity}
@@ -435,6 +448,13 @@ def _find_long_update(evidence: JobEvidence) -> Values | None:
         "passes": format_seconds(passes_s),
         "fused": "".join(f" or {name}(fused=True)" for name in dict.fromkeys(named)),
     }
+
+
+@rule(_STEP, "not_counted", "{note}", source=TRACE)
+def _find_not_counted(evidence: JobEvidence) -> Values | None:
+    if not evidence.not_counted:
+        return None
+    return {"note": " ".join(describe_unknown(evidence.not_counted)), "share": sum(evidence.not_counted.values())}
 
 
 @rule(

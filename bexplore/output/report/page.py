@@ -27,6 +27,7 @@ from bexplore.run.facts import SizeFacts
 from bexplore.run.parts.row import Row
 from bexplore.run.parts.search import group_failures, outcomes_words
 from bexplore.search.policy.decision import StopReason
+from bexplore.trace.cost_model import describe_unknown
 from bexplore.units import counted, format_bytes, format_rate, format_seconds
 
 UNKNOWN = "–"
@@ -55,6 +56,7 @@ def html(data: ReportData) -> str:
         headroom=data.result.memory.headroom_words(),
         stop_reason=data.result.search.stop_words(data.view),
         probes=probes_table(data),
+        not_counted=not_counted(data),
         environment=environment_table(data),
         buffers=buffers(data),
         regions=None if data.profile is None else regions_sentence(data.profile),
@@ -157,15 +159,16 @@ def sizes_table(data: ReportData) -> Table:
     best = numbers.index(data.micro_batch_size) if data.micro_batch_size in numbers else None
     fastest = max((item.flops_per_s or 0.0 for item in sizes), default=0.0)
     unit, scale = ("TFLOP/s", 1e-12) if fastest >= SMALLEST_TERAFLOPS * 1e12 else ("GFLOP/s", 1e-9)
+    least = "≥ " if not_counted(data) else ""
     columns: list[tuple[str, list[str]]] = [
         ("size", [str(number) for number in numbers]),
         ("samples/s", [_speed(item.observation) for item in sizes]),
         ("tokens/s", [_or_unknown(item.tokens_per_s, "{:,.0f}") for item in sizes]),
         ("pass", [_pass(item.observation) for item in sizes]),
         ("update", [_update(item) for item in sizes]),
-        (unit, [_or_unknown(item.flops_per_s, "{:.3g}", scale) for item in sizes]),
-        ("MFU", [_or_unknown(item.mfu, "{:.1%}") for item in sizes]),
-        ("HFU", [_or_unknown(item.hfu, "{:.1%}") for item in sizes]),
+        (unit, [_or_unknown(item.flops_per_s, f"{least}{{:.3g}}", scale) for item in sizes]),
+        ("MFU", [_or_unknown(item.mfu, f"{least}{{:.1%}}") for item in sizes]),
+        ("HFU", [_or_unknown(item.hfu, f"{least}{{:.1%}}") for item in sizes]),
         ("peak memory", [_bytes(item.observation.peak_memory_bytes) for item in sizes]),
         ("resident memory", [_bytes(item.observation.resident_memory_bytes) for item in sizes]),
         ("program", [item.observation.program_name for item in sizes]),
@@ -176,6 +179,11 @@ def sizes_table(data: ReportData) -> Table:
         highlighted=best,
         is_number=tuple(name != "program" for name, _ in columns),
     ).without_empty_columns(UNKNOWN)
+
+
+def not_counted(data: ReportData) -> str:
+    """Return the sentence that names the operators whose operations are not counted; empty where all are."""
+    return "".join(() if data.cost_model is None else describe_unknown(data.cost_model.unknown))
 
 
 def comparisons_table(data: ReportData) -> Table:

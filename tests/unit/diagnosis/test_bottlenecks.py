@@ -84,6 +84,19 @@ def test_a_well_used_device_is_said_to_compute():
     assert kinds({1: 0.1, 2: 0.2, 4: 0.4}, cost_model=model(flops, 1e3)) == ["compute"]
 
 
+def test_operations_that_are_not_counted_are_named_and_explain_nothing():
+    known = model(1e6, 1e6)
+    part = dataclasses.replace(known, unknown={"mine::scan": 0.25})
+    flat = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0}
+    # a pass of a second is long: only its low utilization would show a device that waits
+    assert [kinds(flat, cost_model=one)[0] for one in (known, part)] == ["launch", "not_counted"]
+    low = {1: 0.1, 2: 0.2}
+    assert kinds(low, facts=CPU, cost_model=known) == ["bandwidth"]
+    assert "bandwidth" not in kinds(low, facts=CPU, cost_model=part)
+    found = found_in(JOB, sweep(low), device_info=CPU, micro_batch_size=2, cost_model=part)
+    assert "mine::scan (25%" in found[-1].finding
+
+
 def test_throughput_that_grows_up_to_the_budget_is_limited_by_memory():
     assert "capacity" in kinds({1: 0.10, 2: 0.11, 4: 0.14, 8: 0.2}, refused=12)
     assert "capacity" not in kinds({1: 0.10, 2: 0.11, 4: 0.22, 8: 0.44}, refused=12)

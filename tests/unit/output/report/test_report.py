@@ -99,6 +99,15 @@ def test_a_device_that_is_not_in_the_table_has_no_utilization(tmp_path):
     assert "No MFU" in Page(html(facts)).text
 
 
+def test_operations_that_are_not_counted_stand_beside_the_utilization(tmp_path):
+    facts = read_report_data(make_run(tmp_path))
+    part = dataclasses.replace(facts.cost_model, unknown={"mine::scan": 0.25})
+    told = Page(html(dataclasses.replace(facts, cost_model=part))).text
+    assert "mine::scan (25% of the bytes moved)" in told
+    assert "≥ " in told
+    assert "≥ " not in Page(html(facts)).text
+
+
 def test_an_unfinished_run_without_a_trace_has_a_report_too(tmp_path):
     facts = read_report_data(make_run(tmp_path, finished=False))
     text = Page(html(facts)).text
