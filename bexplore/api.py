@@ -10,8 +10,9 @@ from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.emulated_gpu.config_environment import build_environment
 from bexplore.errors import UserInputError
-from bexplore.exploration.base import ExploreOptions
+from bexplore.exploration.base import Exploration, ExploreOptions
 from bexplore.exploration.command import CommandExploration
+from bexplore.exploration.estimated import EstimatedExploration
 from bexplore.exploration.job import JobExploration
 from bexplore.exploration.setup import add_loader_lengths
 from bexplore.host import logs
@@ -44,9 +45,15 @@ def explore(config: Config | str | Path, options: ExploreOptions | None = None) 
         )
     options = options or ExploreOptions()
     loaded = add_loader_lengths(loaded, options.on_progress)
-    kind = JobExploration if loaded.command is None else CommandExploration
-    for event in kind(loaded, options, partial(build_environment, loaded, options.on_progress)).events():
+    for event in _open_exploration(loaded, options).events():
         record = event_record(event)
         if record is not None:
             logs.log.debug(record.pop("event"), **record)
         yield event
+
+
+def _open_exploration(config: Config, options: ExploreOptions) -> Exploration:
+    if config.is_estimated:
+        return EstimatedExploration(config, options)
+    kind = JobExploration if config.command is None else CommandExploration
+    return kind(config, options, partial(build_environment, config, options.on_progress))

@@ -21,6 +21,7 @@ from bexplore.config.document.values import Values
 from bexplore.config.document.writer import make_fragment, read_values, with_value, without_section
 from bexplore.config.variants import find_key_path, get_setting, has_setting
 from bexplore.errors import UserInputError
+from bexplore.exploration.emulated import parse_device_name
 from bexplore.exploration.setup import add_loader_lengths
 from bexplore.job import digest_code
 from bexplore.job.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
@@ -154,6 +155,7 @@ class Edit:
     keeps_section: bool  # whether the new file is another package's and has a section `explore`
     # What is written beside the size, by key of the section `explore`.
     settings: Mapping[str, Any] = field(default_factory=dict)
+    estimated: str = ""  # what the answer is, where nothing ran: "estimated for ..., not run"
     further: tuple[FileChange, ...] = ()  # further files in which numbers of the batch stand
 
     @property
@@ -233,6 +235,7 @@ def plan_edit(
         batch_size_change=None if new_batch_size is None else (config.batch_size or 0, new_batch_size),
         keeps_section=bool(config.recognised) and "explore" in read_values(changed, source=source),
         settings=settings,
+        estimated=result.estimate.words if result.estimate else "",
     )
 
 
@@ -359,15 +362,26 @@ def write_edit(edit: Edit, target: Path | None = None) -> tuple[Path, ...]:
 
 
 def _newest_run(config: Config) -> Run:
-    """Return the newest finished run of this job, else the newest of another job, which is refused with its changes."""
+    """Return the newest finished run of this job, else the newest of another job, which is refused with its changes.
+
+    Estimates for a device are taken where the configuration names it, and nowhere else.
+    """
     folder = run_directory.model_directory(config.mode, config.model_dir)
-    finished = [run for run in run_directory.find_runs(folder) if run.result() is not None]
+    wanted = parse_device_name(str(config.settings.device_name))[1].name if config.is_estimated else None
+    finished = [run for run in run_directory.find_runs(folder) if _has_result_for(run, wanted)]
     if not finished:
         raise UserInputError(
             f"no finished run of this job under {folder}",
             hint=f"bexplore explore {config.typed}, or name a run: `run=RUN`",
         )
     return next((run for run in finished if not _changes(config, run)), finished[0])
+
+
+def _has_result_for(run: Run, estimated_device: str | None) -> bool:
+    result = run.result()
+    if result is None:
+        return False
+    return (str(result.device_info.get("device_name")) if result.is_estimated else None) == estimated_device
 
 
 def _refuse_another_job(config: Config, run: Run) -> None:

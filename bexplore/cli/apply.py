@@ -132,7 +132,8 @@ def _show(edit: Edit) -> None:
         else f"{answer.relative_performance:.2f}x the speed of size {edit.base_micro_batch_size}, "
         f"confidence {answer.confidence} out of 100"
     )
-    click.echo(f"micro_batch_size {answer.micro_batch_size}{settings}: {found} ({edit.run.directory})")
+    estimated = f"{edit.estimated}: " if edit.estimated else ""
+    click.echo(f"micro_batch_size {answer.micro_batch_size}{settings}: {estimated}{found} ({edit.run.directory})")
     click.echo(f"\n{hidden(edit.diff)}" if edit.diff else f"{edit.file.path} has this size already")
     if edit.keeps_section:
         click.echo("the section explore stays; --drop-section removes it, for a program that refuses keys of others")
@@ -164,6 +165,7 @@ def _record(edit: Edit, written: Sequence[Path]) -> dict[str, object]:
         "event": "apply",
         "micro_batch_size": edit.answer.micro_batch_size,
         "settings": dict(edit.settings),
+        "is_estimated": bool(edit.estimated),
         "batch_size_before": before,
         "batch_size_after": after,
         "diff": hidden(edit.diff),

@@ -76,7 +76,7 @@ def explore(
     Examples:
       bexplore explore job.yaml
       bexplore explore job.yaml --dry-run                       the plan, and its expected duration
-      bexplore explore job.yaml --device-name h100              which sizes fit a GPU that is not here
+      bexplore explore job.yaml --device-name h100              estimated for a GPU that is not here
       bexplore explore job.yaml --set explore.effort=thorough   more and longer probes
       bexplore explore job.yaml --set micro_batch_size='{explore: {min: 4, max: 64}}'
       bexplore explore job.yaml --json | jq 'select(.event == "result")'   the answer, for programs

@@ -115,7 +115,7 @@ CONFIG = click.argument("config", type=click.Path(path_type=Path))
 DEVICE_NAME = click.option(
     "--device-name",
     metavar="NAME",
-    help="Emulate an NVIDIA device that is not here, such as h100 or 8xh100: which sizes fit it, and no speed.",
+    help="An NVIDIA device that is not here, such as h100: a job is estimated for it, a command emulates it.",
 )
 _DEVICE_NAME = "explore.device_name="
 

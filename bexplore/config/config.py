@@ -140,6 +140,12 @@ class Config:
         return lengths.longest if self.request.is_in_tokens and lengths is not None else 1
 
     @property
+    def is_estimated(self) -> bool:
+        """Whether an exploration estimates: a job for a named device, which nothing is asked to emulate."""
+        runs = self.command is not None or self.settings.emulate or self.settings.launcher not in (None, "none")
+        return self.settings.device_name is not None and not runs
+
+    @property
     def fixed_size(self) -> int | None:
         """The size of a fixed request; else None."""
         return None if self.request.value is None else max(1, self.request.value // self.size_unit)

@@ -7,6 +7,7 @@ was from kernels of models that it was not fitted on.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,3 +90,8 @@ def find_efficiencies(device: Device) -> tuple[Efficiencies, float] | None:
 @functools.cache
 def _read_table() -> _Table:
     return from_record(_Table, read_json(_TABLE))
+
+
+def digest_table() -> str:
+    """Return eight hexadecimal digits of the fitted table: estimates of another one are no longer comparable."""
+    return hashlib.sha256(_TABLE.read_bytes()).hexdigest()[:8]

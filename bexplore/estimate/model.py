@@ -75,6 +75,9 @@ class Estimate:
 
     seconds: float
     relative_sd: float  # standard deviation of ln of the sum
+    # The part of it that changes with a little of the size, by the tiles of products. Errors of other kernels change
+    # slowly, if at all: benchmarks/results/estimated_scores.md.
+    own_sd: float
     shares: Mapping[Bound, float]  # of the time, by what bounds each kernel
 
 
@@ -142,13 +145,15 @@ def estimate_sum(device: Device, calls: Mapping[Kernel, float]) -> Estimate | No
     parts = [(kernel, time, calls[kernel] * time.seconds) for kernel, time in zip(calls, times, strict=True)]
     seconds = math.fsum(part for _, _, part in parts)
     if not seconds:
-        return Estimate(seconds=0.0, relative_sd=0.0, shares={})
+        return Estimate(seconds=0.0, relative_sd=0.0, own_sd=0.0, shares={})
     common = math.fsum(_find_spread(efficiencies, kernel).common * part for kernel, _, part in parts)
     own = math.hypot(*(time.relative_sd * part for _, time, part in parts))
+    of_products = (time.relative_sd * part for kernel, time, part in parts if isinstance(kernel, MatrixProduct))
     shares = {bound: math.fsum(part for _, time, part in parts if time.bound is bound) / seconds for bound in Bound}
     return Estimate(
         seconds=seconds,
         relative_sd=math.hypot(common / seconds, own / seconds, transfer_sd),
+        own_sd=math.hypot(*of_products) / seconds,
         shares={bound: share for bound, share in shares.items() if share},
     )
 
@@ -219,6 +224,18 @@ def _find_bound(seconds: float, *, arithmetic_s: float, traffic_s: float, floor_
     """Return the longest of what the parts of a product would take alone; else multiprocessors wait for tiles."""
     longest, bound = max((arithmetic_s, Bound.ARITHMETIC), (traffic_s, Bound.BANDWIDTH), (floor_s, Bound.LAUNCH))
     return Bound.WAVES if longest < seconds / 2 else bound
+
+
+def count_waves(device: Device, product: MatrixProduct) -> float:
+    """Return the tiles of a product over the multiprocessors, with the tile that is fastest by the model."""
+    found = find_efficiencies(device)
+    assert found is not None
+    peaks, own = Peaks.of(device), found[0].product
+    sizes = (product.rows, product.columns, product.inner, product.batch, product.itemsize)
+    seconds = _candidate_seconds(peaks, own, Shapes(*np.array([sizes], dtype=float).T))[:, 0]
+    tile_rows, tile_columns, parts = _CANDIDATES[int(np.argmin(seconds))]
+    num_tiles = math.ceil(product.rows / tile_rows) * math.ceil(product.columns / tile_columns) * parts * product.batch
+    return float(num_tiles) / peaks.num_multiprocessors
 
 
 def product_seconds(peaks: Peaks, own: ProductEfficiency, shapes: Shapes) -> np.ndarray:

@@ -75,7 +75,8 @@ class Finish:
         if searched.recommendation is None:
             return known
         is_interrupted = searched.stop_reason == StopReason.INTERRUPTED
-        measured = self._measure(facts, known, is_interrupted=is_interrupted)
+        is_left = not known.is_estimated
+        measured = self._measure(facts, known, is_interrupted=is_interrupted) if is_left else known
         checks = replace(measured.checks, bottlenecks=self._bottlenecks(facts, measured))
         search = replace(measured.search, elapsed_s=self.elapsed_s())
         finished = replace(measured, checks=checks, search=search)
@@ -172,4 +173,7 @@ class Finish:
             loader=result.checks.loader,
             parallel=result.parallel,
         )
-        return find_bottlenecks(evidence)
+        found = find_bottlenecks(evidence)
+        if result.estimate is None:
+            return found
+        return tuple(replace(one, finding=f"{result.estimate.words}: {one.finding}") for one in found)

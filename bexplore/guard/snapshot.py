@@ -116,7 +116,7 @@ def find_guarded(config: Config, wanted: int | None, folder: Path) -> Guarded:
         return Guarded(recommended=wanted or config.fixed_size, base=base)
     for run in run_directory.find_runs(folder):
         result = run.result()
-        if result is not None and result.micro_batch_size is not None and not result.is_emulated:
+        if result is not None and result.micro_batch_size is not None and result.has_run:
             return Guarded(
                 recommended=result.micro_batch_size,
                 base=result.answer.base_micro_batch_size or base,

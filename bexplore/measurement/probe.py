@@ -1,7 +1,7 @@
 """The seam to hardware: a `Runner` runs a `Probe` and returns an `Observation`.
 
 The engine, a training command, the replay of a recorded table and the simulator are its implementations; nothing else
-measures.
+measures. A fifth one estimates: what it returns says so, and never ran.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ class Outcome(StrEnum):
     TIMED_OUT = "timed_out"
     CRASHED = "crashed"
     NOT_FINITE = "not_finite"
+    ESTIMATED = "estimated"  # nothing ran: a model tells its times, and a trace its memory
+
+    @property
+    def has_times(self) -> bool:
+        """Whether there are times to rank, measured or estimated."""
+        return self in (Outcome.MEASURED, Outcome.ESTIMATED)
 
 
 class Compilation(StrEnum):
@@ -165,7 +171,12 @@ class Observation:
     @property
     def is_measured(self) -> bool:
         """Whether there are times to rank."""
-        return self.outcome is Outcome.MEASURED
+        return self.outcome.has_times
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether nothing ran: its times are a model's, and its memory a trace's."""
+        return self.outcome is Outcome.ESTIMATED
 
     @property
     def is_emulated(self) -> bool:
@@ -244,8 +255,8 @@ class Observation:
 
     @property
     def times_s(self) -> dict[str, Any]:
-        """All raw times by the names of their fields, JSON values only; none of an emulated device."""
-        if self.is_emulated:
+        """All raw times by the names of their fields, JSON values only; none where nothing was timed."""
+        if self.is_emulated or self.is_estimated:
             return {"pass_times_s": [], "update_times_s": [], "interleaved_times_s": {}}
         rounds = {str(size): list(times_s) for size, times_s in self.interleaved_times_s.items()}
         passes, updates = list(self.pass_times_s), list(self.update_times_s)

@@ -20,6 +20,7 @@ from bexplore.run.events import (
     Recommended,
     Traced,
 )
+from bexplore.run.parts.estimate import share_words
 from bexplore.run.parts.memory import memory_words
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished
@@ -167,6 +168,10 @@ def probe_sentence(event: ProbeFinished) -> str:
     compiled = f", compiled in {format_seconds(observation.compile_time_s)}" if observation.compile_time_s else ""
     if observation.is_emulated:
         return f"{head}: fits, {memory}{compiled}, {tail}"
+    if observation.is_estimated:
+        words = share_words(observation.details["estimate"]["shares"])
+        seconds = format_seconds(observation.pass_time_s)
+        return f"{head}: estimated {observation.samples_per_s:.4g} samples/s, pass {seconds} ({words}), {memory}"
     return (
         f"{head}: measured {format_rate(observation.samples_per_s)} samples/s, "
         f"pass {format_seconds(observation.pass_time_s)} "

@@ -81,9 +81,10 @@ def headline(result: RunResult) -> str:
     """Return the answer in a sentence."""
     if result.is_emulated:
         return f"{_size_words(result)}{result.choice.words} is {fitting_words(result)}."
+    estimated = f" It is {result.estimate.words}." if result.estimate else ""
     return (
         f"Use {_size_words(result)}{result.choice.words}: {_factor_words(result)}{speed_words(result)}; "
-        f"confidence {result.answer.confidence} out of 100."
+        f"confidence {result.answer.confidence} out of 100.{estimated}"
     )
 
 

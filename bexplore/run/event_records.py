@@ -132,6 +132,7 @@ def probe_record(observation: Observation) -> dict[str, Any]:
         "graph_break_reasons": list(observation.graph_break_reasons),
         "num_recompiles": observation.num_recompiles,
         "samples_per_s": None if observation.is_emulated else _known(observation.samples_per_s),
+        "estimate": observation.details.get("estimate"),
         "loss": observation.loss,
         "parallel": observation.details.get("parallel"),
         "warnings": list(observation.warnings),

@@ -14,6 +14,7 @@ from typing import Any
 
 from bexplore.config.config import Config, JobVariant
 from bexplore.config.schema import EFFORTS, TRAINING_TIME_S
+from bexplore.estimate.efficiencies import digest_table
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
 from bexplore.host.secret_values import hidden, hidden_record
 from bexplore.job import Mode, digest_code
@@ -47,11 +48,18 @@ class Fingerprint:
             "torch": package_version("torch"),
             "transformers": package_version("transformers") if self.config.job.workload == "transformers" else "",
             "processor": processor_name(),
-            "accelerator": f"emulated {name}" if (name := self.config.settings.device_name) else accelerator_name(),
+            "accelerator": self._name_accelerator(),
             "threads": os.environ.get("OMP_NUM_THREADS", "") or str(num_usable_processors()),
             "engine": str(ENGINE_VERSION),
             "code": digest_code(self.config.job),
         }
+
+    def _name_accelerator(self) -> str:
+        """Return what tells runs of this machine, of an emulated device and of estimates apart."""
+        name = self.config.settings.device_name
+        if name is None:
+            return accelerator_name()
+        return f"estimated {name}, model {digest_table()}" if self.config.is_estimated else f"emulated {name}"
 
     def search_specification(self) -> dict[str, Any]:
         """Return what decides the search beside the job; a change of it starts another run.

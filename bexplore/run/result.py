@@ -18,6 +18,7 @@ from bexplore.run.parts.answer import AnswerPart
 from bexplore.run.parts.batch import BatchPart
 from bexplore.run.parts.checks import ChecksPart
 from bexplore.run.parts.choice import ChoicePart
+from bexplore.run.parts.estimate import EstimatePart
 from bexplore.run.parts.lengths import LengthsPart, find_lengths
 from bexplore.run.parts.memory import MemoryPart
 from bexplore.run.parts.program import ProgramPart
@@ -35,7 +36,7 @@ AT_TOP = {
     "checks": ChecksPart,
     "choice": ChoicePart,
 }
-_APART = ("parallel", "lengths", "warnings", "device_info", "run_dir")
+_APART = ("parallel", "lengths", "estimate", "warnings", "device_info", "run_dir")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class RunResult:
     choice: ChoicePart = field(default_factory=ChoicePart)  # the settings that were explored together with the size
     parallel: RanksPart | None = None  # its ranks; None for a job of one device
     lengths: LengthsPart | None = None  # the lengths of its samples; None where all are as long
+    estimate: EstimatePart | None = None  # what was estimated for a device that is not here; None where it was run
     warnings: tuple[str, ...] = ()  # facts to know before the numbers are used
     # Torch's description of the device: `device`, `device_name`, `capability`, memory and more.
     device_info: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +79,7 @@ class RunResult:
                 is_in_tokens=facts.config.request.is_in_tokens,
                 memory=facts.memory_by_length,
             ),
+            estimate=EstimatePart.find(facts),
             warnings=(*_cautions(facts), *facts.searched.warnings),
             device_info=dict(facts.device_info),
             run_dir=run_dir,
@@ -93,6 +96,16 @@ class RunResult:
         return bool(self.device_info.get("is_emulated"))
 
     @property
+    def is_estimated(self) -> bool:
+        """Whether nothing ran: its speeds are those of a model, its memory is that of a trace."""
+        return bool(self.device_info.get("is_estimated"))
+
+    @property
+    def has_run(self) -> bool:
+        """Whether its speeds were measured on a device."""
+        return not (self.is_emulated or self.is_estimated)
+
+    @property
     def smallest_out_of_memory(self) -> int | None:
         """The smallest size beyond the answer for which memory did not suffice; None where none was tried."""
         groups = (one.micro_batch_sizes for one in self.search.failures if one.outcome == Outcome.OUT_OF_MEMORY)
@@ -104,11 +117,14 @@ class RunResult:
             tolerance=tolerance,
             target_confidence=target_confidence,
             is_emulated=self.is_emulated,
+            is_estimated=self.is_estimated,
             is_of_command=self.batch.num_replicas is not None,
         )
 
     def rows(self, view: View) -> Iterator[Row]:
         """Yield the rows of all parts, in the order of the summary."""
+        if self.estimate is not None:
+            yield from self.estimate.rows(view, self.micro_batch_size)
         parts = (self.search, self.choice, self.answer, self.memory, self.lengths, self.parallel, self.program)
         for part in (*parts, self.checks):
             if part is not None:
@@ -171,13 +187,17 @@ def _row(item: Observation) -> dict[str, Any]:
 
 
 def _cautions(facts: Facts) -> Iterator[str]:
-    """Yield what an emulated device, or one rank of several that ran alone, means for the numbers."""
+    """Yield what an estimate, an emulated device, or one rank of several that ran alone, means for the numbers."""
     if facts.device_info.get("is_emulated"):
         yield (
             f"{facts.device_info.get('device_name')} is emulated: its memory, and which sizes fit, are as on a real "
             "one; no speed was measured, and a smaller size may be as fast: bexplore explore on the device itself "
             "finds it"
         )
+    if facts.device_info.get("is_estimated"):
+        longest = "; all samples are taken to be as long as the longest" if facts.config.job.lengths else ""
+        name = facts.device_info.get("device_name")
+        yield f"estimated for {name}, not run: explore on the device itself before a long training{longest}"
     parallelism, measured = facts.config.job.parallelism, [one for one in facts.observations if one.is_measured]
     if parallelism.is_distributed and measured and not any(map(ranks_of, measured)):
         yield one_rank_caution(parallelism)

@@ -76,7 +76,7 @@ class Evidence:
     @property
     def is_measured(self) -> bool:
         """Whether there is a throughput."""
-        return self.outcome is Outcome.MEASURED
+        return self.outcome is not None and self.outcome.has_times
 
     @property
     def is_clear(self) -> bool:

@@ -109,7 +109,7 @@ class Space:
 
     def after(self, seen: Sequence[Evidence]) -> Remaining:
         """Return what these outcomes leave of the space."""
-        ran = {item.micro_batch_size for item in seen if item.outcome is Outcome.MEASURED}
+        ran = {item.micro_batch_size for item in seen if item.is_measured}
         largest_ok = max(ran, default=0)
         refused = (item for item in seen if item.outcome is Outcome.OUT_OF_MEMORY)
         standing = (item for item in refused if item.micro_batch_size > largest_ok or item.purpose.is_verification)

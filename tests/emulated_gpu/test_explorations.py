@@ -50,6 +50,7 @@ train_input: {batch_size: 64, micro_batch_size: explore}
 explore:
   max_probes: 5
   compile: false
+  emulate: true
   memory_budget: 80MiB
   workload: {model: "programs:perceptron", batch: "programs:samples", loss: "programs:cross_entropy"}
 """

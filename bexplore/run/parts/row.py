@@ -20,4 +20,5 @@ class View:
     tolerance: float  # width of the indifference zone, as a share of speed
     target_confidence: float | None = None  # the requested score; None if unknown
     is_emulated: bool = False  # whether the device was emulated, so that no speed is known
+    is_estimated: bool = False  # whether nothing ran, and a model tells of speed
     is_of_command: bool = False  # whether a training command ran

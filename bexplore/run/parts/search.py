@@ -77,6 +77,9 @@ class SearchPart:
         """Return why an exploration ended, in words; a text of `should_stop` is returned as it is."""
         if view.is_emulated and self.stop_reason in (StopReason.TARGET_CONFIDENCE, StopReason.COSTS_MORE_THAN_IT_SAVES):
             return "a clearly larger size is unlikely to fit"
+        decided = (StopReason.TARGET_CONFIDENCE, StopReason.COSTS_MORE_THAN_IT_SAVES, StopReason.NOTHING_LEFT)
+        if view.is_estimated and self.stop_reason in decided:
+            return "the estimates of other sizes would not change it"
         target = "" if view.target_confidence is None else f", {view.target_confidence:g} out of 100,"
         return STOP_REASONS.get(self.stop_reason, self.stop_reason).replace("{target}", target)
 

@@ -33,7 +33,12 @@ LEASE_S = 120.0  # a probe in flight without a renewed lease is abandoned. Sourc
 ASKING_S = 60.0  # an explorer that has not chosen a size by then is dead. Source: a decision takes below 1 s
 RENEWALS = 4  # of a lease in its time. Source: three may fail
 SHOWN_DIGITS = 5  # of a figure in a dashboard. Source: two more than repeated probes have in common
-STATES = {Outcome.MEASURED: TrialState.COMPLETE, Outcome.OUT_OF_MEMORY: TrialState.PRUNED}  # any other outcome: FAIL
+# Any other outcome: FAIL
+STATES = {
+    Outcome.MEASURED: TrialState.COMPLETE,
+    Outcome.ESTIMATED: TrialState.COMPLETE,
+    Outcome.OUT_OF_MEMORY: TrialState.PRUNED,
+}
 
 
 def read_search_specification(study: optuna.Study) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""How sure the order of estimated sizes is: draws of the errors in which sizes differ.
+
+An error that all sizes have in common leaves their order alone. Three others do not: a host that launches kernels too
+slowly, which costs small sizes most; errors that grow slowly with the size; and those of single shapes, which only
+sizes that are nearly the same have in common.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# Seconds by which a launch may be later than the model has it, one standard deviation. Source:
+# benchmarks/results/whole_steps.md: what a line through the two published sizes of a job leaves for no sample at all is
+# 22 ms in the median of six, of passes with some 2,500 kernels.
+LAUNCH_SD_S = 9e-6
+# Standard deviation of ln of the speed of one size over that of its half. Source:
+# benchmarks/results/estimated_scores.md: what the variogram of products grows by over two doublings, up to 0.05.
+DOUBLING_SD = 0.03
+# Distance in ln of the size over which the error of a shape changes. Source: benchmarks/results/estimated_scores.md,
+# the variogram of matrix products over tokens on three devices, which is exponential.
+SHAPE_LENGTH = 0.1
+NUM_DRAWS = 1024  # Source: a probability to within 0.016, one standard error at a half
+_JITTER = 1e-10  # keeps a covariance positive definite; of ln
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeEstimate:
+    """The estimate of one size."""
+
+    micro_batch_size: int
+    seconds: float  # of a pass
+    own_sd: float  # standard deviation of ln of its seconds by the errors of single shapes
+    num_launches: float = 0.0  # kernels of a pass
+    memory_share: float = 0.0  # of the memory budget that it needs, 0 to 1 where it fits
+    variant: int = 0  # which variant of the job
+
+
+class ErrorDraws:
+    """Joint draws of the speeds of all sizes, up to what they have in common, and of which of them fit."""
+
+    def __init__(self, estimates: Sequence[SizeEstimate], *, memory_sd: float = 0.0, seed: int = 0) -> None:
+        """Draw.
+
+        Args:
+            memory_sd: Standard deviation of ln of the memory's error, which all sizes have in common.
+        """
+        self._at = {(one.micro_batch_size, one.variant): place for place, one in enumerate(estimates)}
+        random = np.random.default_rng(seed)
+        covariance = _find_covariance(estimates) + _JITTER * np.eye(len(estimates))
+        errors = random.standard_normal((NUM_DRAWS, len(estimates))) @ np.linalg.cholesky(covariance).T
+        late_s = LAUNCH_SD_S * np.abs(random.standard_normal((NUM_DRAWS, 1)))
+        late_s = late_s * np.array([one.num_launches for one in estimates])
+        seconds = np.array([one.seconds for one in estimates]) * np.exp(errors) + late_s
+        # (num_draws, num_sizes), ln(samples/s)
+        self.log_speed = np.log([one.micro_batch_size for one in estimates]) - np.log(seconds)
+        needed = np.array([one.memory_share for one in estimates])
+        self.fits = needed * np.exp(memory_sd * random.standard_normal((NUM_DRAWS, 1))) <= 1.0
+
+    def has(self, micro_batch_size: int, variant: int = 0) -> bool:
+        """Return whether a size was drawn."""
+        return (micro_batch_size, variant) in self._at
+
+    def regrets(self, micro_batch_size: int, variant: int = 0) -> np.ndarray:
+        """Return the share of the best feasible speed that a size misses in each draw (num_draws,); 1: no fit."""
+        place = self._at[micro_batch_size, variant]
+        best = np.where(self.fits, self.log_speed, -np.inf).max(axis=1)
+        missed = 1.0 - np.exp(np.minimum(self.log_speed[:, place] - best, 0.0))
+        return np.where(self.fits[:, place], missed, 1.0)
+
+    def log_ratio_sd(self, one: tuple[int, int], other: tuple[int, int]) -> float:
+        """Return the standard deviation of ln of the speed of one size and variant over another's."""
+        return float(np.std(self.log_speed[:, self._at[one]] - self.log_speed[:, self._at[other]]))
+
+
+def _find_covariance(estimates: Sequence[SizeEstimate]) -> np.ndarray:
+    at = np.log([one.micro_batch_size for one in estimates])
+    own = np.array([one.own_sd for one in estimates])
+    variants = np.array([one.variant for one in estimates])
+    begun = at - at.min()  # of a walk with independent steps for each doubling
+    walk = DOUBLING_SD**2 / math.log(2) * np.minimum.outer(begun, begun)
+    near = np.exp(-np.abs(np.subtract.outer(at, at)) / SHAPE_LENGTH) * np.equal.outer(variants, variants)
+    return np.asarray(walk + np.outer(own, own) * near)

@@ -1,0 +1,295 @@
+"""An exploration of a device that is not here: a model's times of each size, a trace's memory, and nothing runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bexplore.engine.process.pool import Workers
+from bexplore.errors import EngineError, UserInputError
+from bexplore.estimate.confidence import ErrorDraws, SizeEstimate
+from bexplore.estimate.kernels import MatrixProduct
+from bexplore.estimate.model import PROGRAM_SD, Estimate, count_waves, estimate_kernels, estimate_sum
+from bexplore.exploration.emulated import parse_device_name
+from bexplore.exploration.finish import Finish
+from bexplore.exploration.job import JobExploration, TracedJob
+from bexplore.exploration.memory_budget import describe_absent_memory
+from bexplore.host.accelerators import Device
+from bexplore.job import Job, Precision
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.run import run_directory
+from bexplore.run.parts.estimate import FULL_WAVES, Waves
+from bexplore.search.posterior.memory import EXPECTED_RATIO
+from bexplore.search.recommendation import WANTED_SCORE, Recommendation
+from bexplore.search.result import Event, Result
+from bexplore.search.settings import SearchSettings
+from bexplore.trace.cost_model import CostModel, KernelKind, TracedKernel
+from bexplore.units import format_bytes
+
+# Of the trace's error, within which memory must fit. Source: 95 of 100 of a normal error.
+SURE_SDS = 1.645
+MOST_WAVES = 8.0  # beyond, a last wave that is nearly empty costs less than the model's error
+INTERVAL_SDS = 1.96  # Source: 95 %, `measurement.statistics.LEVEL`
+INSTEAD = "explore.emulate: true runs it on an emulated device, which tells what fits, and no speed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TracedProgram:
+    """A program whose passes are estimated."""
+
+    job: Job
+    cost_model: CostModel
+
+    @property
+    def of_processor(self) -> str:
+        """Return whose kernels the trace has, where they are not the device's own."""
+        is_other = self.job.compile.enabled and self.cost_model.device != "cuda"
+        return "the CPU's program, for lack of Triton" if is_other else ""
+
+
+class EstimateRunner:
+    """Answers probes by estimates, of several variants of a job; a runner without hardware."""
+
+    def __init__(self, device: Device, programs: Sequence[TracedProgram], *, budget_bytes: int) -> None:
+        self.device = device
+        self.programs = programs
+        self.budget_bytes = budget_bytes
+        self.settings_of: Sequence[Mapping[str, Any]] = [{} for _ in programs]
+
+    def __enter__(self) -> EstimateRunner:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        return
+
+    def __call__(self, probe: Probe) -> Observation:
+        """Estimate one size."""
+        began_s, size = time.monotonic(), probe.micro_batch_size
+        model = self.programs[probe.variant].cost_model
+        peak_bytes, own = model.peak_memory_bytes(size), self.settings_of[probe.variant]
+        given: dict[str, Any] = {
+            "probe": probe,
+            "started_at_s": time.time(),
+            "peak_memory_bytes": peak_bytes,
+            "memory_budget_bytes": self.budget_bytes,
+        }
+        if self.memory_share(size, probe.variant) * math.exp(SURE_SDS * model.relative_sd) > 1.0:
+            reason = (
+                f"the trace predicts {format_bytes(peak_bytes)}, {format_bytes(round(peak_bytes * EXPECTED_RATIO))} "
+                f"with what the allocator holds, to within {2 * model.relative_sd:.0%}"
+            )
+            return Observation(outcome=Outcome.OUT_OF_MEMORY, reason=reason, details={"settings": own}, **given)
+        seconds = self.estimate(size, probe.variant).seconds
+        return Observation(
+            outcome=Outcome.ESTIMATED,
+            pass_times_s=(seconds, seconds),  # two, which differ by nothing: an estimate has no noise
+            details={"settings": own, "estimate": self._describe(size, probe.variant)},
+            elapsed_s=time.monotonic() - began_s,
+            **given,
+        )
+
+    def memory_share(self, micro_batch_size: int, variant: int) -> float:
+        """Return the memory that a size needs over the budget."""
+        peak_bytes = self.programs[variant].cost_model.peak_memory_bytes(micro_batch_size)
+        return peak_bytes * EXPECTED_RATIO / max(self.budget_bytes, 1)
+
+    def estimate(self, micro_batch_size: int, variant: int) -> Estimate:
+        """Return the time of a pass."""
+        calls = self.programs[variant].cost_model.kernel_calls(micro_batch_size)
+        found = estimate_sum(self.device, calls) if calls else None
+        if found is None or not found.seconds:
+            why = "no figures of its arithmetic are published" if calls else "its trace has no kernels"
+            raise EngineError(f"nothing can be estimated for {self.device.name}: {why}", hint=INSTEAD)
+        return found
+
+    def draw_errors(self, sizes: Sequence[int], *, seed: int) -> ErrorDraws:
+        """Return draws of the errors of the estimates of some sizes, with every variant."""
+        estimates = []
+        for variant in range(len(self.programs)):
+            for size in sizes:
+                one = self.estimate(size, variant)
+                own = SizeEstimate(
+                    micro_batch_size=size,
+                    seconds=one.seconds,
+                    own_sd=one.own_sd,
+                    num_launches=sum(self.programs[variant].cost_model.kernel_calls(size).values()),
+                    memory_share=self.memory_share(size, variant),
+                    variant=variant,
+                )
+                estimates.append(own)
+        memory_sd = max(program.cost_model.relative_sd for program in self.programs)
+        return ErrorDraws(estimates, memory_sd=memory_sd, seed=seed)
+
+    def _describe(self, micro_batch_size: int, variant: int) -> dict[str, Any]:
+        program, found = self.programs[variant], self.estimate(micro_batch_size, variant)
+        model, peak = program.cost_model, self.device.bfloat16_flops_per_s
+        has_peak = peak is not None and program.job.precision is not Precision.FLOAT32 and model.has_operations
+        waves = find_waves(self.device, model.kernels, micro_batch_size)
+        return {
+            "device_name": self.device.name,
+            "program": program.of_processor,
+            "pass_s": found.seconds,
+            "relative_sd": math.hypot(PROGRAM_SD, found.relative_sd),
+            "shares": {bound.value: share for bound, share in found.shares.items()},
+            "waves": None if waves is None else dataclasses.asdict(waves),
+            "mfu": model.model_flops(micro_batch_size) / (found.seconds * peak) if has_peak and peak else None,
+        }
+
+
+def find_waves(device: Device, kernels: Sequence[TracedKernel], micro_batch_size: int) -> Waves | None:
+    """Return the waves of the product that takes longest of those whose tiles grow with the size; None for many.
+
+    Beside the size, it names the largest one below that does without the last wave, where that is not full, and the
+    largest one above that begins none.
+    """
+    growing = [one for one in kernels if one.kind is KernelKind.PRODUCT and any(size.linear for size in one.sizes[:2])]
+    products = [one.at(micro_batch_size) for one in growing]
+    times = estimate_kernels(device, products) if products else None
+    if times is None:
+        return None
+    longest = max(range(len(growing)), key=lambda place: growing[place].calls * times[place].seconds)
+
+    def waves_at(size: int) -> float:
+        product = growing[longest].at(size)
+        assert isinstance(product, MatrixProduct)
+        return count_waves(device, product)
+
+    waves = waves_at(micro_batch_size)
+    if waves > MOST_WAVES:
+        return None
+    begun, is_full = math.ceil(waves), waves / math.ceil(waves) >= FULL_WAVES
+    near = range(1, 2 * micro_batch_size + 1) if not is_full else ()
+    below = (size for size in near if size < micro_batch_size and waves_at(size) <= begun - 1)
+    above = (size for size in near if size > micro_batch_size and waves_at(size) <= begun)
+    return Waves(
+        num_multiprocessors=device.num_multiprocessors or 0,
+        waves=waves,
+        smaller=max(below, default=None),
+        larger=max(above, default=None),
+    )
+
+
+class EstimatedExploration(JobExploration):
+    """An exploration whose probes are estimates for the device that the configuration names."""
+
+    @property
+    def _device(self) -> Device:
+        number, device = parse_device_name(str(self.config.settings.device_name))
+        ranks = self.config.job.parallelism.num_ranks
+        if number is not None and number not in (ranks, self.config.num_replicas):
+            raise UserInputError(
+                f"explore.device_name: {number} devices are named, and the job has {ranks}",
+                hint=f"leave the number out, and say in {self.config.path} how many share the batch",
+            )
+        return device
+
+    def _on_device(self, workers: Workers) -> dict[str, Any]:
+        """Return what a worker on the device would: nobody is asked."""
+        device = self._device
+        assert device.capability is not None  # `parse_device_name` takes no other
+        self.config = self.config.on_device("cuda:0")
+        return {
+            "device": "cuda:0",
+            "device_name": device.name,
+            "capability": ".".join(map(str, device.capability)),
+            "num_multiprocessors": device.num_multiprocessors,
+            "is_estimated": True,
+            **describe_absent_memory(device.total_memory_bytes),
+        }
+
+    def _begin(self, workers: Workers, run: run_directory.Run, facts: Mapping[str, Any]) -> None:
+        return
+
+    def _prepare(self, runner: Any, held: TracedJob) -> None:
+        return
+
+    def _runner(self, held: TracedJob, workers: Workers, run_dir: Any) -> Any:
+        if held.cost_model is None:
+            raise EngineError(
+                f"this job cannot be traced, so that nothing can be estimated: {held.why_untraced}", hint=INSTEAD
+            )
+        searched = () if self.selection.is_plain else self.selection.searched
+        programs = [
+            TracedProgram(job=one.job, cost_model=one.cost_model) for one in searched if one.cost_model is not None
+        ]
+        own = [TracedProgram(job=self.config.job, cost_model=held.cost_model)]
+        runner = EstimateRunner(self._device, programs or own, budget_bytes=held.budget.budget_bytes)
+        if searched:
+            runner.settings_of = [dict(one.settings) for one in searched]
+        return runner
+
+    def _settings(self) -> SearchSettings:
+        """Return settings without a verification: there is one program, which is not compiled for a size of its own."""
+        own = super()._settings()
+        user = own.user_compilation
+        search = Compilation.SHARED if user is Compilation.EXACT else user
+        return dataclasses.replace(own, verify_exact=False, search_compilation=search, user_compilation=search)
+
+    def _search(self, runner: Any, held: TracedJob) -> Iterator[Event]:
+        candidates = self._candidates(held)
+        settings = self._settings()
+        draws = runner.draw_errors(candidates, seed=settings.seed)
+        for event in super()._search(runner, held):
+            if isinstance(event, Recommendation):
+                yield allow_for_errors(event, draws, runner, tolerance=settings.tolerance)
+            elif isinstance(event, Result):
+                yield self._qualified(event, draws, runner, settings)
+            else:
+                yield event
+
+    def _qualified(self, result: Result, draws: ErrorDraws, runner: EstimateRunner, settings: SearchSettings) -> Result:
+        best, second = result.recommendation, result.second_answer
+        if best is not None:
+            best = allow_for_errors(best, draws, runner, tolerance=settings.tolerance)
+        if second is not None:
+            own = allow_for_errors(second.recommendation, draws, runner, tolerance=settings.tolerance)
+            second = dataclasses.replace(second, recommendation=own)
+        return dataclasses.replace(result, recommendation=best, second_answer=second, next_probe=None)
+
+    def _end(self, variant: int, runner: Any, held: TracedJob) -> Finish:
+        searched = () if self.selection.is_plain else self.selection.searched
+        job = searched[variant].job if searched else self.config.job
+        model = searched[variant].cost_model if searched else held.cost_model
+        return Finish(
+            config=dataclasses.replace(self.config, job=job),
+            runner=None,
+            run=held.run,
+            cost_model=model,
+            memory_by_length=self._traced_by_length(variant, job, model, held),
+            device_info=held.facts,
+            elapsed_s=self._elapsed_s,
+            variant=variant,
+            searched=searched,
+        )
+
+
+def allow_for_errors(
+    best: Recommendation, draws: ErrorDraws, runner: EstimateRunner, *, tolerance: float
+) -> Recommendation:
+    """Return a recommendation whose score and intervals hold the model's error beside the search's."""
+    own, base = (best.micro_batch_size, best.variant), (best.base_micro_batch_size, best.base_variant)
+    if not draws.has(*own):
+        return best
+    regrets = draws.regrets(*own)
+    bound = float(np.quantile(regrets, WANTED_SCORE / 100))
+    gain_sd = draws.log_ratio_sd(own, base) if draws.has(*base) else 0.0
+    sd = math.hypot(PROGRAM_SD, runner.estimate(*own).relative_sd)
+    known, interval = best.regret_bound_90, best.relative_performance_interval
+    return dataclasses.replace(
+        best,
+        confidence=min(best.confidence, int(100 * float((regrets <= tolerance).mean()))),
+        relative_performance_interval=None if interval is None else _widen(interval, gain_sd),
+        regret_bound_90=None if known is None or bound >= 1.0 else max(known, bound),
+        left_to_gain=max(best.left_to_gain, float(regrets[regrets < 1.0].mean())),  # where it fits
+        speeds=tuple(dataclasses.replace(one, interval=_widen(one.interval, sd)) for one in best.speeds),
+    )
+
+
+def _widen(interval: tuple[float, float], sd: float) -> tuple[float, float]:
+    factor = math.exp(INTERVAL_SDS * sd)
+    return interval[0] / factor, interval[1] * factor

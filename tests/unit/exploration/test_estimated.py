@@ -1,0 +1,192 @@
+"""Explorations of a device that is not here: times of a model, memory of a trace, and words that say so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from bexplore.actions.apply import plan_edit
+from bexplore.api import explore
+from bexplore.config.load import load_config
+from bexplore.errors import EngineError, UserInputError
+from bexplore.estimate.model import count_waves
+from bexplore.exploration import job as job_module
+from bexplore.exploration.base import ExploreOptions
+from bexplore.exploration.estimated import EstimateRunner, TracedProgram, find_waves
+from bexplore.guard.snapshot import find_guarded
+from bexplore.host.accelerators import DEVICES
+from bexplore.job import Job
+from bexplore.measurement.probe import Outcome, Probe
+from bexplore.output.report.files import ReportFile
+from bexplore.output.summary import summary_text
+from bexplore.run.event_records import event_record
+from bexplore.run.events import Recommended
+from bexplore.run.result import RunResult
+from bexplore.search.result import ProbeFinished
+from bexplore.trace.cost_model import KernelKind, Polynomial, TracedKernel
+from tests.builders import cost_model
+
+GIB = 2**30
+TEXT = """\
+train_input: {batch_size: 48, micro_batch_size: explore}
+model: {name: gpt2, vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}
+runconfig: {model_dir: m}
+explore: {compile: false}
+"""
+PRODUCT = TracedKernel(
+    kind=KernelKind.PRODUCT,
+    sizes=(Polynomial(0, 1024), Polynomial(4096), Polynomial(4096), Polynomial(1)),
+    itemsize=2,
+    calls=24,
+)
+STREAM = TracedKernel(kind=KernelKind.STREAM, sizes=(Polynomial(2**20, 2**22),), calls=300)
+TRACE = cost_model(
+    Polynomial(8 * GIB, 2 * GIB),
+    kernels=(PRODUCT, STREAM),
+    model_flops=Polynomial(0, 24 * 2 * 1024 * 4096**2),
+    hardware_flops=Polynomial(0, 24 * 2 * 1024 * 4096**2),
+)
+
+
+@pytest.fixture
+def in_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job_module, "trace_all", lambda *_arguments, **_given: [TRACE])
+    Path("job.yaml").write_text(TEXT)
+
+
+def config_of(device: str = "h100", *overrides: str):
+    return load_config(Path("job.yaml"), overrides=[f"explore.device_name={device}", *overrides])
+
+
+def events_of(device: str = "h100", *overrides: str) -> list:
+    return list(explore(config_of(device, *overrides), ExploreOptions()))
+
+
+def runner_of(budget_bytes: int = 75 * GIB, **fields) -> EstimateRunner:
+    program = TracedProgram(job=Job(workload="decoder", model={}), cost_model=dataclasses.replace(TRACE, **fields))
+    return EstimateRunner(DEVICES["h100"], [program], budget_bytes=budget_bytes)
+
+
+def test_a_probe_is_answered_as_estimated_and_tells_no_measured_time():
+    answer = runner_of()(Probe(number=0, micro_batch_size=8))
+
+    record = event_record(ProbeFinished(observation=answer))
+    assert answer.outcome is Outcome.ESTIMATED and answer.is_measured
+    assert record["outcome"] == "estimated" and record["pass_times_s"] == []
+    assert record["estimate"]["pass_s"] == pytest.approx(8 / record["samples_per_s"])
+    assert record["estimate"]["device_name"] == "NVIDIA H100 80GB HBM3"
+    assert sum(record["estimate"]["shares"].values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("size", "outcome"), [(28, "estimated"), (30, "out_of_memory"), (60, "out_of_memory")])
+def test_a_size_fits_where_it_does_so_in_spite_of_the_error_of_the_trace(size, outcome):
+    assert runner_of(relative_sd=0.0)(Probe(number=0, micro_batch_size=28)).outcome == "estimated"
+    assert runner_of(relative_sd=0.01)(Probe(number=0, micro_batch_size=size)).outcome == outcome
+
+
+def test_a_trace_without_kernels_has_no_estimate():
+    with pytest.raises(EngineError, match="its trace has no kernels"):
+        runner_of(kernels=())(Probe(number=0, micro_batch_size=1))
+
+
+def test_waves_name_the_sizes_that_fill_them():
+    tall = dataclasses.replace(PRODUCT, sizes=(Polynomial(0, 128), *PRODUCT.sizes[1:]))
+    waves = {size: count_waves(DEVICES["h100"], tall.at(size)) for size in range(1, 40)}
+    size = next(size for size in waves if waves[size] > 1 and waves[size] / math.ceil(waves[size]) < 0.85)
+    found = find_waves(DEVICES["h100"], [tall], size)
+
+    assert found is not None and (found.num_multiprocessors, found.waves) == (132, waves[size])
+    assert found.smaller is not None and found.larger is not None and found.smaller < size < found.larger
+    assert waves[found.smaller] <= math.ceil(waves[size]) - 1 < waves[size] <= waves[found.larger]
+    assert found.words(size) == (
+        f"132 multiprocessors, {waves[size]:.2f} waves at {size}: {found.smaller} or {found.larger}"
+    )
+
+
+def test_a_size_that_fills_its_waves_gets_no_advice():
+    found = find_waves(DEVICES["h100"], [PRODUCT], 1)
+    assert found is not None and (found.smaller, found.larger) == (None, None)
+
+
+def test_products_whose_tiles_do_not_grow_with_the_size_have_no_waves_to_fill():
+    weights = dataclasses.replace(
+        PRODUCT, sizes=(Polynomial(4096), Polynomial(4096), Polynomial(0, 1024), Polynomial(1))
+    )
+    assert find_waves(DEVICES["h100"], [weights, STREAM], 4) is None
+
+
+def test_recommendations_are_streamed_and_all_that_is_told_says_estimated(in_folder):
+    events = events_of()
+    result = events[-1].result
+
+    assert [event for event in events if isinstance(event, Recommended)]
+    assert result.search.outcomes.get("measured") is None and result.search.outcomes["estimated"] >= 3
+    assert RunResult.from_record(json.loads(json.dumps(result.as_record()))).estimate == result.estimate
+    text = summary_text(result, tolerance=0.02, target_confidence=90)
+    assert "It is estimated for NVIDIA H100 80GB HBM3, not run." in text
+    assert "dominated by" in text and "run exactly as" not in text
+    assert all("estimated for NVIDIA H100" in one.finding for one in result.checks.bottlenecks)
+
+
+def test_the_score_is_no_higher_than_the_error_of_the_model_allows(in_folder):
+    result = events_of()[-1].result
+
+    assert result.answer.confidence < 90
+    low, high = result.answer.relative_performance_interval
+    assert low < 0.9 * result.answer.relative_performance < 1.1 * result.answer.relative_performance < high
+
+
+def test_the_report_of_an_estimate_says_so(in_folder):
+    write = ReportFile(pytest.fail)
+    events = events_of()
+    for event in events:
+        write(event)
+    assert "estimated for NVIDIA H100 80GB HBM3, not run" in Path(events[-1].run.directory, "report.html").read_text()
+
+
+def test_the_same_seed_gives_the_same_answer(in_folder):
+    first, second = (list(explore(config_of(), ExploreOptions(fresh=True)))[-1].result for _ in range(2))
+    assert first.answer == second.answer
+
+
+def test_estimates_of_devices_of_emulated_ones_and_runs_are_never_one_study(in_folder):
+    configs = [config_of("h100"), config_of("a100"), config_of("h100", "explore.emulate=true")]
+    configs.append(load_config(Path("job.yaml")))
+    from bexplore.run.fingerprint import Fingerprint
+
+    names = {Fingerprint(config=one, folder_name="m").study_name() for one in configs}
+    assert len(names) == len(configs)
+
+
+def test_an_estimate_is_applied_where_its_device_is_named_and_nowhere_else(in_folder):
+    size = events_of()[-1].result.micro_batch_size
+
+    edit = plan_edit(config_of(), batch_size=None, choose=lambda choice: "keep")
+    assert edit.estimated == "estimated for NVIDIA H100 80GB HBM3, not run"
+    assert edit.answer.micro_batch_size == size or 48 % edit.answer.micro_batch_size == 0
+    for other in (load_config(Path("job.yaml")), config_of("a100")):
+        with pytest.raises(UserInputError, match="no finished run"):
+            plan_edit(other)
+
+
+def test_the_guard_takes_no_estimate_for_a_measured_size(in_folder):
+    run = events_of()[-1].run
+    config = load_config(Path("job.yaml"))
+    assert find_guarded(config, None, run.directory.parent).recommended is None
+
+
+def test_a_number_of_devices_must_be_that_of_the_job(in_folder):
+    with pytest.raises(UserInputError, match="8 devices are named"):
+        events_of("8xh100")
+
+
+def test_a_job_that_cannot_be_traced_is_refused_with_what_to_do_instead(in_folder, monkeypatch):
+    monkeypatch.setattr(job_module, "trace_all", lambda *_arguments, **_given: ["a graph break"])
+    with pytest.raises(EngineError, match="cannot be traced, so that nothing can be estimated: a graph break") as error:
+        events_of()
+    assert "explore.emulate: true" in error.value.hint
