@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from bexplore.job.lengths import Collation
 from bexplore.run import run_directory
 from bexplore.run.event_records import listed_sizes, trace_record
 from bexplore.run.selection import TracedVariant
+from bexplore.search.space import candidate_sizes
 from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cost_model import CostModel
 from bexplore.units import counted
@@ -82,6 +83,39 @@ def trace_job(
     cost_model = tracer.trace(config)
     (record,) = tracer.records([(config, cost_model)], micro_batch_sizes)
     return [record | {"peak_memory_bytes_by_length": tracer.by_length(config, cost_model, record["peak_memory_bytes"])}]
+
+
+def trace_devices(
+    config: Config,
+    device_names: Sequence[str],
+    *,
+    prices: Mapping[str, float] | None = None,
+    on_progress: Progress = lambda message: None,
+    **given: Any,
+) -> list[dict[str, Any]]:
+    """Trace a job for each of some devices, none of which need be here; return their `trace` events.
+
+    Args:
+        prices: Of an hour of a device, by its name as in `device_names`, in any currency; None for none.
+        given: Further arguments of `trace_job`.
+    """
+    if config.variants:
+        raise UserInputError(
+            "several devices are compared for one combination of settings, and explore.settings has several",
+            hint="name one device, or leave explore.settings out",
+        )
+    for name in device_names:  # all are checked before the first is traced
+        device_by_name(name)
+    records = []
+    for name in device_names:
+        on_progress({"stage": "trace", "device_name": name})
+        (record,) = trace_job(config, device_name=name, on_progress=on_progress, **given)
+        estimate, price = record["estimate"], (prices or {}).get(name)
+        if estimate is not None:
+            cost = None if price is None else price / 3600 / estimate["samples_per_s"] * 1e6
+            record["estimate"] = estimate | {"price_per_device_hour": price, "cost_per_million_samples": cost}
+        records.append(record | {"named_device": name})
+    return records
 
 
 def _trace_variants(tracer: _Tracer, config: Config, micro_batch_sizes: Sequence[int] | None) -> list[dict[str, Any]]:
@@ -233,18 +267,24 @@ class _Tracer:
         is_its_program = cost_model.device == "cuda" or not job.compile.enabled
         if self.device is None or not is_its_program or not cost_model.kernels:
             return None
-        sizes = record["peak_memory_bytes"]
-        passes = {size: estimate_sum(self.device, cost_model.kernel_calls(int(size))) for size in sizes}
-        known = {size: one for size, one in passes.items() if one is not None}
-        largest = record["max_micro_batch_size"] or 0
-        fitting = [size for size in known if int(size) <= largest]
-        if len(known) < len(passes) or not fitting:
+        largest, minimum = record["max_micro_batch_size"], record["bounds"][0]
+        listed = [int(size) for size in record["peak_memory_bytes"]]
+        if largest is None:
             return None
+        fitting = candidate_sizes("all", minimum=minimum, maximum=largest)
+        passes = {
+            size: estimate_sum(self.device, cost_model.kernel_calls(size)) for size in sorted({*listed, *fitting})
+        }
+        known = {size: one for size, one in passes.items() if one is not None}
+        if len(known) < len(passes):
+            return None
+        best = max(fitting, key=lambda size: size / known[size].seconds)
         return {
             "device_name": self.device.name,
-            "pass_s": {size: one.seconds for size, one in known.items()},
+            "pass_s": {str(size): known[size].seconds for size in listed},
             "relative_sd": math.hypot(PROGRAM_SD, max(one.relative_sd for one in known.values())),
-            "micro_batch_size": int(max(fitting, key=lambda size: int(size) / known[size].seconds)),
+            "micro_batch_size": best,
+            "samples_per_s": best / known[best].seconds,
         }
 
     def by_length(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from bexplore.actions.probe import probe_once
-from bexplore.actions.trace import trace_job
+from bexplore.actions.trace import trace_devices, trace_job
 from bexplore.cli.field_names import name_options
 from bexplore.cli.options import CONFIG, DEVICE_NAME, Common, common_options
+from bexplore.cli.plan_options import parse_number
 from bexplore.diagnosis.profiled import find_profile_bottlenecks
 from bexplore.emulated_gpu.config_environment import build_environment
 from bexplore.errors import ExitCode, UserInputError
@@ -19,7 +23,7 @@ from bexplore.host.accelerators import DEVICES
 from bexplore.output.bexp import probe_sentence
 from bexplore.output.profile_text import profile_lines
 from bexplore.output.table import stdout_width
-from bexplore.output.tables import devices_table, settings_table, trace_table
+from bexplore.output.tables import compared_devices_table, devices_table, settings_table, trace_table
 from bexplore.planning.evidence import find_measured_bottlenecks
 from bexplore.run.event_records import probe_record, profile_record
 from bexplore.search.result import ProbeFinished
@@ -107,7 +111,12 @@ def _complete_device(context: click.Context, parameter: click.Parameter, incompl
     "--device-name",
     metavar="NAME",
     shell_complete=_complete_device,
-    help="Use the memory of a device by name, such as h100.",
+    help="A device by name, such as h100: its memory and estimated speed; with commas, several side by side.",
+)
+@click.option(
+    "--price-per-device-hour",
+    metavar="NAME=PRICE,...",
+    help="Of the devices that are compared, in any currency: h100=2.5,a100=1.6.",
 )
 @click.option("--fresh", is_flag=True, help="Trace again, even if an unchanged job was traced before.")
 @common_options
@@ -117,6 +126,7 @@ def trace(
     micro_batch_sizes: str | None,
     devices: str | None,
     device_name: str | None,
+    price_per_device_hour: str | None,
     fresh: bool,
     common: Common,
 ) -> None:
@@ -129,6 +139,7 @@ def trace(
     Examples:
       bexplore trace job.yaml
       bexplore trace job.yaml --device-name h100        which sizes would fit an H100
+      bexplore trace job.yaml --device-name h100,l40s   side by side, with --price-per-device-hour h100=2.5,l40s=1.1
       bexplore trace job.yaml --devices 1,8,64          a rank of as many, by explore.parallelism
       bexplore trace job.yaml --micro-batch-sizes 6,7   these two alone
     """
@@ -137,18 +148,30 @@ def trace(
         common = common.with_override(f"explore.memory_budget={memory_budget}")
     sizes = _numbers(micro_batch_sizes, option="--micro-batch-sizes", example="1,2,4")
     numbers = _numbers(devices, option="--devices", example="1,8,64", most=_MOST_DEVICES)
-    records = trace_job(
-        common.load_own_job(config),
-        num_devices=sorted(set(numbers or ())),
-        micro_batch_sizes=sizes,
-        device_name=device_name,
-        model_dir=common.model_dir,
-        fresh=fresh,
-        on_progress=common.report_wait,
-    )
+    names = _device_names(device_name)
+    prices = _prices(price_per_device_hour, names)
+    given: dict[str, Any] = {
+        "micro_batch_sizes": sizes,
+        "model_dir": common.model_dir,
+        "fresh": fresh,
+        "on_progress": common.report_wait,
+    }
+    if len(names) > 1 and numbers:
+        raise UserInputError("--devices and several names of --device-name exclude each other", hint="leave one out")
+    if len(names) > 1 or prices:
+        records = trace_devices(common.load_own_job(config), names, prices=prices, **given)
+    else:
+        records = trace_job(
+            common.load_own_job(config),
+            num_devices=sorted(set(numbers or ())),
+            device_name=device_name,
+            **given,
+        )
     if common.as_json:
         for record in records:
             click.echo(json.dumps(record))
+    elif "named_device" in records[0]:
+        click.echo(name_options(compared_devices_table(records, width=stdout_width())))
     elif "name" in records[0]:  # of variants
         click.echo(settings_table(records, width=stdout_width()))
     else:
@@ -158,6 +181,30 @@ def trace(
         click.echo(name_options(table))
     if not any(record["max_micro_batch_size"] for record in records):
         sys.exit(ExitCode.NOTHING_FITS)
+
+
+def _device_names(text: str | None) -> list[str]:
+    return list(dict.fromkeys(filter(None, (part.strip() for part in (text or "").split(",")))))
+
+
+def _prices(text: str | None, names: Sequence[str]) -> dict[str, float]:
+    """Return the price of an hour of each device that is named; one device takes a number alone."""
+    prices: dict[str, float] = {}
+    for part in filter(None, (text or "").split(",")):
+        name, _, amount = (piece.strip() for piece in part.rpartition("="))
+        name = name or (names[0] if len(names) == 1 else "")
+        if name not in names:
+            raise UserInputError(
+                f'--price-per-device-hour: "{part}" is of no device of --device-name',
+                hint=f"type {','.join(f'{one}=2.5' for one in names) or '--device-name h100 too'}",
+            )
+        prices[name] = parse_number(amount, "--price-per-device-hour", f"{name}=2.5")
+        if not (math.isfinite(prices[name]) and prices[name] > 0):
+            raise UserInputError(
+                f"--price-per-device-hour must be above 0, not {amount}",
+                hint=f"type --price-per-device-hour {name}=2.5",
+            )
+    return prices
 
 
 def _numbers(text: str | None, *, option: str, example: str, most: int = 10**9) -> tuple[int, ...] | None:

@@ -194,6 +194,8 @@ class Common:
             click.echo(f"waiting for the device, which {message['holder']} uses", err=True)
         elif message.get("stage") == "lengths":
             click.echo("reading the lengths of samples from the loader", err=True)
+        elif message.get("stage") == "trace" and "device_name" in message:
+            click.echo(f"tracing the program of {message['device_name']}", err=True)
         elif message.get("stage") == "trace" and "num_devices" in message:
             click.echo(f"tracing one rank of {counted(message['num_devices'], 'device')}", err=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -70,9 +71,64 @@ def _estimated_best(record: Mapping[str, Any]) -> list[str]:
     if not estimate:
         return []
     return [
-        f"Estimated for {estimate['device_name']}, not run: the fastest of these sizes that fit is "
+        f"Estimated for {estimate['device_name']}, not run: the fastest size that fits is "
         f"{estimate['micro_batch_size']}. Samples of a pass without the update, to within "
         f"{2 * estimate['relative_sd']:.0%} (two standard deviations); see docs/estimates.md."
+    ]
+
+
+def compared_devices_table(records: Sequence[Mapping[str, Any]], *, width: int | None = None) -> str:
+    """Return the table of `trace` events of one job for several devices, and which of them is the cheapest."""
+    estimates = [record["estimate"] or {} for record in records]
+    has_prices = any(one.get("cost_per_million_samples") for one in estimates)
+    table = Table(
+        headings=(
+            *("device", "largest that fits", "recommended", "estimated samples/s"),
+            *(("price per device-hour", "cost per million samples") if has_prices else ()),
+        ),
+        rows=tuple(
+            (
+                record["named_device"],
+                str(record["max_micro_batch_size"] or "none"),
+                str(one.get("micro_batch_size") or "unknown"),
+                f"{one['samples_per_s']:.4g}" if one else "unknown",
+                *((_money(one.get(key)) for key in _PRICES) if has_prices else ()),
+            )
+            for record, one in zip(records, estimates, strict=True)
+        ),
+        is_number=(False, True, True, True, *((True, True) if has_prices else ())),
+    )
+    sd = max((one["relative_sd"] for one in estimates if one), default=None)
+    unknown = [record["named_device"] for record in records if not record["estimate"]]
+    why = "not even one sample fits, no peak is published, or Triton, which makes a device's program, is not installed"
+    lines = [
+        *table.as_lines(width),
+        "",
+        *_cheapest(records),
+        *(() if sd is None else (f"Estimated, not run: each speed to within {2 * sd:.0%} (two standard deviations).",)),
+        *((f"No estimate for {', '.join(unknown)}: {why}.",) if unknown else ()),
+    ]
+    return "\n".join([*lines, *_notes(records)])
+
+
+_PRICES = ("price_per_device_hour", "cost_per_million_samples")
+
+
+def _money(amount: float | None) -> str:
+    return "unknown" if amount is None else f"{amount:.3g}"
+
+
+def _cheapest(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    priced = [one for one in records if (one["estimate"] or {}).get(_PRICES[1]) is not None]
+    if len(priced) < 2:
+        return []
+    first, second, *_ = sorted(priced, key=lambda one: float(one["estimate"][_PRICES[1]]))
+    own, other = first["estimate"], second["estimate"]
+    ratio, sd = other[_PRICES[1]] / own[_PRICES[1]], math.hypot(own["relative_sd"], other["relative_sd"])
+    sure = "" if ratio > math.exp(2 * sd) else ", which the error of the estimates may undo"
+    return [
+        f"Cheapest by these prices: {first['named_device']} at size {own['micro_batch_size']}; "
+        f"{second['named_device']} costs {ratio:.2f}x as much{sure}."
     ]
 
 

@@ -46,7 +46,7 @@ ORDER = {
     "guard": "report baseline reference timing compare sizes snapshot pairs guard",
     "output": "table plot tables comparison guard_report plan_table event_files bexp profile_text "
     "summary live_view console report",
-    "cli": "streams field_names entry options setup apply explore guard one_shot plan_options plan network offline",
+    "cli": "streams field_names entry options setup apply explore guard plan_options one_shot plan network offline",
 }
 
 # Package -> the only places that may import it.
