@@ -12,7 +12,7 @@ from benchmarks.engine_cost import OURS, SWEEP, beats_every_rival, finders, sums
 from benchmarks.search_problems import IN_TURNS
 from benchmarks.search_total_cost import AS_IT_WORKS, EACH_COMPILED
 from bexplore.config.dialects.families import FAMILIES
-from bexplore.config.dialects.family import Keys, add_launcher
+from bexplore.config.dialects.family import Keys
 from bexplore.config.document.values import Values
 from bexplore.measurement.statistics import paired_ratio
 
@@ -223,8 +223,8 @@ def families() -> str:
     num_read = Counter(one.get("found") for one in json.loads((RESULTS / "dialects.json").read_text()))
     started = json.loads((RESULTS / "families.json").read_text())
     for family in FAMILIES.values():
-        program = None if family.program is None else family.program(Values({}), 1)
-        words = () if program is None else program.words or add_launcher("torchrun", 1, program.launched)
+        program = family.find_program(Values({}), 1)
+        words = () if program is None else program.line
         total = _key(family.global_batch_size) or "derived"
         steps = _key(family.accumulation) or "derived"
         usual = f"`{' '.join(words)}`" if words else family.note.replace("|", "/")

@@ -211,7 +211,7 @@ def _find_usual_command(
         return ()
     num_processes = settings.processes or count_processes_of_file(own) or numbers.num_replicas or 1
     family, launcher = own.family, settings.launcher
-    program = None if family.program is None else family.program(own.values, num_processes)
+    program = family.find_program(own.values, num_processes)
     if program is None or not program.is_certain:
         return ()
     if launcher is None and (program.words and (num_processes == 1 or not program.launched)):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from bexplore.config.document.reader import SIZE_NAME, KeyPath
@@ -63,6 +65,7 @@ CERTAIN = 3  # score from which a file is a family's; below it is a file of the 
 _FOREIGN = 3  # what a key of another program takes from the score: no usual key makes up for it
 _HYDRA = "defaults"  # the list of a Hydra tree, which no family's own file is
 _PACKAGE = "@package"  # in the comment above a part of such a tree
+_TARGET = "_target_"  # the class that Hydra makes of a mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,34 @@ class Program:
     # Whether nothing else of the family may read such a file: else it is a line to type, never run.
     is_certain: bool = True
 
+    @property
+    def line(self) -> tuple[str, ...]:
+        """Return the words of a line to type."""
+        return self.words or add_launcher("torchrun", 1, self.launched)
+
+    def named_by(self, header: str) -> Program:
+        """Return a line to type with the script that the comments above a file start, where it is another one."""
+        started = [*_find_started(header)]
+        own = {PurePath(word).name for word in (*self.words, *self.launched)}
+        if not started or any(PurePath(one).name in own for one in started):
+            return self
+        words, launched = (
+            tuple(started[-1] if word.endswith(".py") else word for word in part)
+            for part in (self.words, self.launched)
+        )
+        return Program(words=words, launched=launched, is_certain=False)
+
+
+def _find_started(header: str) -> Iterator[str]:
+    """Yield the scripts and modules that command lines of comments start."""
+    for line in header.replace("\\\n", " ").splitlines():
+        words = line.replace('"', " ").replace("`", " ").split()
+        first = next((index for index, word in enumerate(words) if word in _STARTERS), len(words))
+        for word, after in itertools.pairwise((*words[first + 1 :], "")):
+            if word == "-m" or word.endswith(".py"):
+                yield after if word == "-m" else word
+                break
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -131,6 +162,7 @@ class Family:
     # Returns the path of the micro-batch size where its key is the user's own; None for the keys alone.
     find_size: Callable[[Values], KeyPath | None] = lambda values: None
     global_batch_size: Keys = ()  # keys of the samples of one optimizer step over all replicas
+    unread: Keys = ()  # keys of sizes that its files often have, and that it does not read
     accumulation: Keys = ()  # keys of the micro-batches of one replica in one step
     # Factors of the number of replicas, each with its alternatives; an absent factor is 1.
     replicas: tuple[Keys, ...] = ()
@@ -166,21 +198,37 @@ class Family:
         if not fitting:
             return None
         score, evidence = max(fitting, key=lambda pair: pair[0])
+        is_shown = score >= CERTAIN
         marks = [key for key in self.marks if values.has(key)]
-        is_of_tree = _HYDRA in self.foreign and _PACKAGE in values.header
-        against = (*filter(values.has, self.foreign), *self._find_other_sizes(values), *[_PACKAGE] * is_of_tree)
+        tree = self._find_marks_of_tree(values)
+        found = (*tree, *filter(values.has, self.foreign), *self._find_other_sizes(values))
+        against = tuple(dict.fromkeys(found))
+        score += len(marks) - _FOREIGN * len(against)
         return Likeness(
             family=self,
-            evidence=evidence if score >= CERTAIN else tuple(dict.fromkeys((*evidence, *marks)))[:4],
+            evidence=evidence if is_shown else tuple(dict.fromkeys((*evidence, *marks)))[:4],
             against=against,
-            score=score + len(marks) - _FOREIGN * len(against),
+            score=min(score, CERTAIN - 1) if tree else score,
         )
+
+    def find_program(self, values: Values, num_processes: int) -> Program | None:
+        """Return the usual command of a file; None where only the user has it."""
+        return None if self.program is None else self.program(values, num_processes).named_by(values.header)
+
+    def _find_marks_of_tree(self, values: Values) -> list[str]:
+        """Return what shows a tree of Hydra, which makes objects of other programs: no key makes up for it."""
+        if _HYDRA not in self.foreign:
+            return []
+        near = (path for path in paths_below(values.values, ()) if len(path) <= _NEAR_TOP and path[-1] == _TARGET)
+        package = self.source.partition(".")[0]
+        targets = [".".join(map(str, path)) for path in near if not str(values.at(path)).startswith(package)]
+        return [*[_HYDRA] * values.has(_HYDRA), *[_PACKAGE] * (_PACKAGE in values.header), *targets]
 
     def _find_other_sizes(self, values: Values) -> list[str]:
         """Return the keys that are named as a batch size beside this family's own, and that it does not read."""
-        keys = (*self.micro_batch_size, *self.global_batch_size)
+        keys = (*self.micro_batch_size, *self.global_batch_size, *self.unread)
         own = {path for key in keys if (path := values.path(key))} | {self.find_size(values) or ()}
-        sections = {tuple(key.split(".")[:-1]) for key in keys}
+        sections = {(), *(tuple(key.split(".")[:-1]) for key in keys)}
         found = (path for path in find_sizes(values.values) if path not in own and path[:-1] in sections)
         return [".".join(map(str, path)) for path in found]
 
@@ -192,6 +240,7 @@ def find_sizes(values: Mapping[str, Any]) -> list[KeyPath]:
 
 
 LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed", "srun")
+_STARTERS = {*LAUNCHERS, "python3", "composer"}  # programs that start a script
 
 
 def add_launcher(launcher: str, num_processes: int, program: tuple[str, ...]) -> tuple[str, ...]:

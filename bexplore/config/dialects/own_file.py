@@ -94,8 +94,9 @@ def refuse_own_file(document: Document, likeness: Likeness | None, guess: str = 
 
 def suggest_command(path: Path, family: Family | None = None, values: Values | None = None) -> str:
     """Return the line to type for a file: the family's, or that of the script which lies beside it."""
-    if family is not None and family.program is not None and values is not None:
-        return f"bexplore explore {path} -- {' '.join(family.program(values, 1).words)}"
+    program = None if family is None or values is None else family.find_program(values, 1)
+    if program is not None:
+        return f"bexplore explore {path} -- {' '.join(program.line)}"
     if family is not None and family.note.startswith("-- "):
         return f"bexplore explore {path} {family.note}"
     script = _find_script(path)

@@ -235,6 +235,7 @@ ACCELERATE = Family(
         Signature(all_of=("compute_environment",), any_of=("num_processes", "mixed_precision", "machine_rank")),
     ),
     micro_batch_size=("deepspeed_config.train_micro_batch_size_per_gpu",),
+    unread=("deepspeed_config.train_batch_size",),
     accumulation=("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps"),
     replicas=(("num_processes",),),
     model_parallel=(

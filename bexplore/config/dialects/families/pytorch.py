@@ -25,6 +25,13 @@ def _rules_of_torchtitan(numbers: Numbers, values: Values) -> Iterator[str]:
         )
 
 
+def _program_of_torchtitan(values: Values, num_processes: int) -> Program:
+    """Return the module that trains: as long as a file said `batch_size`, it was a script in torchtitan's folder."""
+    is_old = values.has("training.batch_size")
+    module = ("train.py",) if is_old else ("-m", "torchtitan.train")
+    return Program(launched=(*module, "--job.config_file", "{config}"), is_certain=not is_old)
+
+
 TORCHTITAN = Family(
     name="torchtitan",
     title="torchtitan",
@@ -63,7 +70,7 @@ TORCHTITAN = Family(
         *("quantize", "training.mixed_precision_param"),
     ),
     rules=_rules_of_torchtitan,
-    program=lambda values, num_processes: Program(launched=("-m", "torchtitan.train", "--job.config_file", "{config}")),
+    program=_program_of_torchtitan,
     note="releases since August 2026 configure in Python and in tokens: type {micro_batch_size} behind --",
 )
 
@@ -133,6 +140,8 @@ _METHODS_OF_TORCHTUNE = (
     ("ref_checkpointer", "{adapter}_dpo"),
     ("policy_model", "ppo_full_finetune"),
 )
+# Keys that every other recipe ignores without a message.
+_READ_ONLY_BY = (("kd_loss", re.compile("kd|knowledge_distillation")), ("quantizer", re.compile("qat|quantize")))
 _TUNE_RUN = re.compile(r"\btune run\b([^`\n]*)")
 
 
@@ -156,6 +165,8 @@ def _read_recipe(header: str) -> str | None:
 def _program_of_torchtune(values: Values, num_processes: int) -> Program:
     """Return `tune run` of the recipe that the file names above its keys, or that its keys leave no doubt of."""
     recipe = _read_recipe(values.header)
+    if recipe is not None and any(values.has(key) and not of.search(recipe) for key, of in _READ_ONLY_BY):
+        recipe = None  # the comments are those of the file that this one was made from
     is_certain = recipe is not None or _KEYS_OF_FINETUNING.issuperset({*values.values} - {"explore"})
     if recipe is None:
         adapter = "lora" if "lora" in str(values.get("model._component_", "")) else "full"
@@ -210,6 +221,19 @@ def _whole_shares(otherwise: str) -> Callable[[Numbers, Values], Iterator[str]]:
     return rules
 
 
+# Models that llm-foundry's `train.py` builds. Source: llmfoundry.models: registry `models`.
+_OF_LLM_FOUNDRY = ("mpt_causal_lm", "hf_causal_lm", "hf_prefix_lm", "hf_t5", "fc_causal_lm")
+
+
+def _program_of_composer(values: Values, num_processes: int) -> Program:
+    """Return llm-foundry's script; files of other projects are read by one of their own, most often `main.py`."""
+    model = values.get("model.name") or values.get("parameters.model.name")
+    script = "train.py" if model is None or model in _OF_LLM_FOUNDRY else "main.py"
+    return Program(
+        words=("composer", script, "{config}"), launched=(script, "{config}"), is_certain=model in _OF_LLM_FOUNDRY
+    )
+
+
 COMPOSER = Family(
     name="composer",
     title="Composer, llm-foundry",
@@ -242,9 +266,7 @@ COMPOSER = Family(
     ),
     remainder=Remainder.SMALLER,
     rules=_whole_shares("llm-foundry's calculate_batch_size_info raises a ValueError"),
-    program=lambda values, num_processes: Program(
-        words=("composer", "train.py", "{config}"), launched=("train.py", "{config}")
-    ),
+    program=_program_of_composer,
     note="started from llm-foundry's scripts/train; auto halves the size on out-of-memory and is replaced",
 )
 

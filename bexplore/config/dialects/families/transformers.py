@@ -105,7 +105,7 @@ TRL = _with_arguments(
         Signature(
             all_of=("model_name_or_path", "per_device_train_batch_size"),
             any_of=_OF_TRL,
-            none_of=("stage", "template", "finetuning_type", "cutoff_len", "do_train"),
+            none_of=("stage", "template", "finetuning_type", "cutoff_len", "do_train", "train_file", "validation_file"),
         ),
     ),
     marks=(*_ARGUMENTS, *_OF_TRL, "use_peft", "torch_dtype", "dtype"),
@@ -123,6 +123,7 @@ TRANSFORMERS = _with_arguments(
     signatures=(
         Signature(any_of=("per_device_train_batch_size",)),
         Signature(all_of=("output_dir",), any_of=_ARGUMENTS, score=0),
+        Signature(any_of=_ARGUMENTS, score=-3),  # the rest stands on the command line
     ),
     marks=_ARGUMENTS,
     foreign=("defaults", *_OF_OPEN_INSTRUCT),

@@ -42,6 +42,23 @@ OWN = {
     ),
     "a reinforcement learner": ("data:\n  train_batch_size: 512\ntrainer:\n  nnodes: 1\n  total_epochs: 2\n", ""),
     "sizes of layers": ("num_layers: 2\nhidden_size: 8\ntrain_batch_size: 4\nlr: 1.0\n", "GPT-NeoX"),
+    "a trainer that Hydra makes": (
+        "trainer:\n  _target_: pl.Trainer\n  max_epochs: 1\n  accelerator: gpu\n  precision: 16\n  strategy: ddp\n",
+        "Lightning CLI",
+    ),
+    "arguments that Hydra makes": (
+        "_target_: trl.DPOConfig\nper_device_train_batch_size: 4\noutput_dir: o\nlogging_steps: 1\nreport_to: none\n",
+        "",
+    ),
+    "arguments in a tree of Hydra": (
+        "# @package _global_\nmodel_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 4\nbeta: 0.1\n"
+        "logging_steps: 1\nreport_to: none\nsave_strategy: epoch\nwarmup_ratio: 0.1\nlr_scheduler_type: cosine\n",
+        "",
+    ),
+    "a trainer under a size of one's own": (
+        "model: m\nbatch_size: 4\ntrainer: {max_epochs: 1, accelerator: gpu, precision: 16, strategy: ddp}\n",
+        "",
+    ),
     "a model and a train set": ("model: unet\ntrain_dataset: d\nmicro_batch_size: 4\n", "LLaMA-Factory v1"),
 }
 
@@ -73,6 +90,28 @@ def test_a_typed_command_takes_the_word_at_any_key_of_such_a_file(tmp_path, name
 
     assert config.layout == "command"
     assert config.command.file.paths("micro_batch_size") == [("other", "deep", 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        (  # sizes and paths stand on the command line
+            "logging_steps: 1\nreport_to: none\nsave_strategy: epoch\nwarmup_ratio: 0.1\nlr_scheduler_type: cosine\n"
+            "eval_strategy: no\n",
+            "transformers",
+        ),
+        (ARGUMENTS.replace("dataset_name", "train_file") + "beta: 0.1\n", "transformers"),  # no script of TRL's has it
+        (
+            "distributed_type: DEEPSPEED\nnum_processes: 4\n"
+            "deepspeed_config: {train_batch_size: 30, gradient_accumulation_steps: 32}\n",
+            "accelerate",  # which does not read that size
+        ),
+    ],
+)
+def test_a_familys_file_is_its_own_with_sizes_elsewhere(tmp_path, text, family):
+    config = load(tmp_path, text, 'explore.command=["t", "{config}", "{micro_batch_size}"]')
+
+    assert (config.layout, config.batch_size) == (family, None)
 
 
 def test_the_asynchronous_recipe_of_torchtune_has_its_size_in_a_section(tmp_path):
@@ -135,27 +174,74 @@ def test_a_recipe_runs_where_it_reads_every_key_and_is_typed_else(tmp_path, text
 
 
 @pytest.mark.parametrize(
-    ("header", "command"),
+    ("header", "keys", "command"),
     [
         (
             "# tune run lora_finetune_single_device --config teacher\n# tune run kd_single_device --config this\n",
-            "kd_single_device",
+            "kd_loss: {}\n",
+            "tune run kd_single_device",
         ),
-        ("# tune run knowledge_distillation_single_device --config qwen2/kd\n", "knowledge_distillation_single_device"),
+        (
+            "# tune run knowledge_distillation_single_device --config qwen2/kd\n",
+            "kd_loss: {}\n",
+            "tune run knowledge_distillation_single_device",
+        ),
         (
             "#   tune run --nnodes 1 --nproc_per_node 2 qat_distributed \\\n#   --config x\n",
-            "--nproc_per_node 1 qat_distributed",
+            "quantizer: {}\n",
+            "tune run --nproc_per_node 1 qat_distributed",
         ),
         (
             "# tune download m\n\n# tune run --nproc_per_node=4 dev/grpo_full_finetune_distributed --config x\n",
-            "--nproc_per_node 1 dev/grpo_full_finetune_distributed",
+            "",
+            "tune run --nproc_per_node 1 dev/grpo_full_finetune_distributed",
+        ),
+        # The comments of the file that this one was made from: the recipe would ignore the key without a message.
+        ("# tune run full_finetune_single_device --config x\n", "quantizer: {}\n", "type tune run qat_single_device"),
+        (
+            "# tune run lora_finetune_single_device --config x\n",
+            "kd_loss: {}\n",
+            "type tune run knowledge_distillation_single_device",
         ),
     ],
 )
-def test_the_comments_above_a_file_name_its_recipe(tmp_path, header, command):
-    text = header + TORCHTUNE + "kd_loss: {}\n"
+def test_the_comments_above_a_file_name_its_recipe(tmp_path, header, keys, command):
+    assert command_of(tmp_path, header + TORCHTUNE + keys) == f"{command} --config {{config}}"
 
-    assert command_of(tmp_path, text) == f"tune run {command} --config {{config}}"
+
+COMPOSER = "device_train_microbatch_size: explore\nmax_duration: 1ba\nmodel: {name: NAME}\n"
+NANOTRON = "tokens: {micro_batch_size: explore, batch_accumulation_per_replica: 1}\nparallelism: {dp: 1}\n"
+TORCHTITAN = '[training]\nKEY = "explore"\nseq_len = 8\n[job]\ndump_folder = "o"\n[metrics]\n[model]\nname = "m"\n'
+RUN = "torchrun --standalone --nproc-per-node 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "command"),
+    [
+        ("job.yaml", COMPOSER.replace("NAME", "mpt_causal_lm"), "composer train.py {config}"),
+        ("job.yaml", COMPOSER.replace("NAME", "flex_bert"), "type composer main.py {config}"),
+        ("job.yaml", "# composer a/pre.py x.yaml\n" + COMPOSER.replace("NAME", "m"), "type composer a/pre.py {config}"),
+        ("job.yaml", NANOTRON, f"{RUN} run_train.py --config-file {{config}}"),
+        (
+            "job.yaml",
+            "# torchrun x/run_train.py --config-file y\n" + NANOTRON,
+            f"{RUN} run_train.py --config-file {{config}}",
+        ),
+        (
+            "job.yaml",
+            "# A=1 torchrun --nproc_per_node=8 \\\n#  use_trainer.py --config-file x.yaml\n" + NANOTRON,
+            f"type {RUN} use_trainer.py --config-file {{config}}",
+        ),
+        (
+            "job.toml",
+            TORCHTITAN.replace("KEY", "local_batch_size"),
+            f"{RUN} -m torchtitan.train --job.config_file {{config}}",
+        ),
+        ("job.toml", TORCHTITAN.replace("KEY", "batch_size"), f"type {RUN} train.py --job.config_file {{config}}"),
+    ],
+)
+def test_a_script_runs_where_the_file_is_its_own_and_is_typed_else(tmp_path, name, text, command):
+    assert command_of(tmp_path, text, name) == command
 
 
 @pytest.mark.parametrize(
