@@ -168,7 +168,7 @@ def keeping_sentence(result: RunResult, target_confidence: float | None) -> str 
     in_steps = counted(keeps.accumulation_steps, "accumulation step")
     if size == free:
         return f"It keeps batch_size {own}, in {in_steps}."
-    if keeps.over_recommended is None:
+    if keeps.over_recommended is None or keeps.samples_per_s is None:
         return f"The largest size that ran and keeps batch_size {own} is {size}, in {in_steps}."
     speed = f"{keeps.over_recommended:.2f}x the speed of size {free}"
     if size == result.micro_batch_size:
