@@ -144,6 +144,8 @@ def write(text: str, suffix: str, place: KeyPath, span: tuple[int, int] | None, 
         return "refused"
     # An empty value of YAML has no characters of its own: only its line may change, as with a value of TOML.
     is_empty = span is not None and span[0] == span[1]
+    if after == text:  # the value is there already, maybe through a merged mapping, which `change` does not follow
+        return "right" if document.parse(Path(f"job{suffix}"), text).get(place) == value else "nothing changed"
     differs = differs_in_lines(text, after) if is_empty or suffix == ".toml" else differs_elsewhere(text, after, span)
     if differs:
         return "other bytes changed"
