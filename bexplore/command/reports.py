@@ -42,7 +42,7 @@ class Rank:
     steps: tuple[Step, ...]  # its optimizer steps in order
     rows: Mapping[int, int]  # leading dimension -> number of micro-batches from loaders that had it
     # Leading dimension and elements of the inputs of the model, where those were watched
-    forward_rows: tuple[tuple[int | None, int], ...]
+    forward_rows: tuple[tuple[int, int], ...]
     num_samples: int | None  # of an epoch of the loader that its batches came from; None if unknown
     digests: tuple[str, ...]  # of its first batches; equal ones are one replica's work
     memory: Mapping[str, int | None]  # bytes by name: peaks, before and after, and counts of the allocator

@@ -271,7 +271,7 @@ def _count_arrivals(rank: Rank) -> dict[int, int]:
     """Return leading dimension -> number of micro-batches: of the loaders, else of the model's inputs."""
     if rank.rows:
         return dict(rank.rows)
-    seen = [rows for rows, _ in rank.forward_rows if rows is not None]
+    seen = [rows for rows, _ in rank.forward_rows]
     return {rows: seen.count(rows) for rows in set(seen)}
 
 

@@ -316,6 +316,26 @@ for (x,) in load({rows}):
 """
 
 
+WITHOUT_TENSORS = """
+import numpy as np
+import torch
+
+class Embedded(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(10, 2)
+
+    def forward(self, words):
+        return self.embedding(torch.as_tensor([[int(word) for word in line] for line in words])).mean()
+
+model = Embedded()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(400):
+    loss = model({batch})
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
 @pytest.fixture
 def record_of(tmp_path: Path):
     """Runs a script under the observer and returns the record of its rank."""
@@ -540,6 +560,13 @@ def test_without_a_loader_calls_of_the_model_show_each_step_s_samples(record_of)
     record = record_of("import itertools\nsizes = itertools.cycle([4, 3])" + alternating, max_steps=16)
 
     assert [step["num_samples"] for step in record["steps"][6:]] == [4, 3] * 5
+
+
+@pytest.mark.parametrize("batch", ["np.ones((4, 3), dtype=np.int64)", "['123'] * 4"])
+def test_without_a_loader_a_model_called_with_arrays_or_text_shows_the_size(record_of, batch):
+    record = record_of(WITHOUT_TENSORS.format(batch=batch))
+
+    assert {rows for rows, _ in record["forward_rows"]} == {4} and record["digests"]
 
 
 @pytest.mark.parametrize(("collate", "num_workers"), [("Graphs", 0), ("list", 0), ("list", 2)])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 FORWARD_CALLS = 4  # calls of the model whose inputs are read where no loader shows the size
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
+NUMBERS = "bif"  # kinds of numpy's types that torch has: booleans, integers, floating-point numbers
 # Parts of names of losses that compare the samples of a batch. Source: classes of pytorch-metric-learning,
 # sentence-transformers, open_clip and lightly.
 LOSSES_OF_BATCH = (
@@ -48,7 +49,7 @@ class ModelWatch:
 
     def reset_probe(self) -> None:
         """Forget what was seen of a probe."""
-        self.inputs: list[tuple[int | None, int]] = []  # leading dimension and elements, of a few calls
+        self.inputs: list[tuple[int, int]] = []  # leading dimension and elements, of a few calls
         self.samples: list[tuple[int, int]] = []  # steps and their samples, where no loader shows them
         self.own_from_step: int | None = None  # the first with a batch of the probe's size
         self._rows_per_sample: dict[int, float] = {}  # of models whose calls are to show when own batches arrive
@@ -95,11 +96,15 @@ class ModelWatch:
         try:
             if not observer.is_training():
                 return
-            leaves = find_tensors((args, kwargs), self._torch.Tensor)
+            leaves = self._find_inputs(args, kwargs)
             rows = read_leading_dimension(leaves)
+            if (
+                rows is None
+            ):  # text, or objects: the parts of the model, which are watched next, are called with tensors
+                return
             if self._counted is not None:
                 if module is self._counted:
-                    self.samples.append((observer.number_of_step(), rows or 0))
+                    self.samples.append((observer.number_of_step(), rows))
                 return
             self.inputs.append((rows, sum(leaf.numel() for leaf in leaves)))
             has_fetched = bool(observer.loaders.fetches.count_rows())
@@ -113,6 +118,14 @@ class ModelWatch:
                 self.stop()
         except Exception as error:
             observer.note("forward", error)
+
+    def _find_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the tensors that a model is called with; where there are none, its arrays of numpy as tensors."""
+        found, numpy = find_tensors((args, kwargs), self._torch.Tensor), sys.modules.get("numpy")
+        if found or numpy is None:
+            return found
+        arrays = find_tensors((args, kwargs), numpy.ndarray)
+        return [self._torch.from_numpy(one.copy()) for one in arrays if one.dtype.kind in NUMBERS]
 
     # -- which batches the passes take
 
@@ -142,7 +155,7 @@ class ModelWatch:
             try:
                 if not self._observer.is_training():
                     return
-                rows = read_leading_dimension(find_tensors((args, kwargs), self._torch.Tensor))
+                rows = read_leading_dimension(self._find_inputs(args, kwargs))
                 if rows is None or look(module, rows):
                     handle.remove()
             except Exception as error:
