@@ -149,6 +149,7 @@ class JobExploration(Exploration):
                 logs.log.debug("not measured", reason=error.message)
                 return held
             held.run.remember_trace(to_record(cost_model))
+        self.memory_by_length = cost_model.by_length
         return dataclasses.replace(held, cost_model=cost_model)
 
     def _explore(self, runner: EngineRunner | VariantsRunner, held: TracedJob) -> Iterator[JobEvent]:

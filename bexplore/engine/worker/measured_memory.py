@@ -6,11 +6,12 @@ the peak of a probe is. See `trace.measured`, which fits them.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -22,7 +23,7 @@ from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.timing import eagerly
 from bexplore.engine.worker.torch_private import memory_events_by_range
 from bexplore.measurement.probe import Compilation, Outcome
-from bexplore.trace.cost_model import NOTHING, CostModel, Phase, Polynomial, describe_unknown
+from bexplore.trace.cost_model import NOTHING, CostModel, MemoryByLength, Phase, Polynomial, describe_unknown
 from bexplore.trace.measured import FEWEST_SIZES, FittedSteps, MeasuredStep, fit_steps
 from bexplore.trace.operations import count_flops, find_unknown, map_shapes, model_share
 from bexplore.trace.tracer import make_fingerprint
@@ -35,7 +36,32 @@ _COUNTED = ("hardware_flops", "model_flops", "bytes_moved")
 _RANGE = "bexplore: "  # names the halves of a step in a profile
 
 
+_MakeBatch: TypeAlias = Callable[[int], Batch]  # from a number of rows
+
+
 def measure_untraced(session: Session, sizes: Sequence[int]) -> CostModel:
+    """Return the cost model of steps at small sizes; of a number of tokens also of those of the shortest samples.
+
+    There a batch has most rows, and may need most memory.
+    """
+    model, lengths = _measure_sizes(session, sizes, session.make_batch), session.job.lengths
+    shortest = () if lengths is None else lengths.extreme_batches(sizes[0])[1:]
+    if lengths is None or not shortest:
+        return model
+    length = shortest[0].length
+    try:
+        other = _measure_sizes(session, sizes, lambda rows: session.batches.make_of_length(rows, length))
+    except Exception as error:  # the border of the user's code
+        note = (
+            f"memory is that of the longest samples, {lengths.longest} tokens: the shortest, {length} tokens, of which "
+            f"a batch has more rows, could not be measured: {type(error).__name__}"
+        )
+        return dataclasses.replace(model, notes=(*model.notes, note))
+    by_length = MemoryByLength(models={lengths.longest: model, length: other}, lengths=lengths)
+    return dataclasses.replace(model, by_length=by_length)
+
+
+def _measure_sizes(session: Session, sizes: Sequence[int], make_batch: _MakeBatch) -> CostModel:
     """Return the cost model of steps at the first three of these ascending sizes that agree.
 
     A size that fails is left out: a batch of one is too few for some models. The error is raised where fewer than two
@@ -48,7 +74,7 @@ def measure_untraced(session: Session, sizes: Sequence[int]) -> CostModel:
     for size in sizes:
         started_s = time.perf_counter()
         try:
-            steps.append(_measure_step(session, size, unknown))
+            steps.append(_measure_step(session, size, make_batch, unknown))
         except Exception as error:  # the border of the user's code
             failure = error
             if steps and classify_exception(error).outcome is Outcome.OUT_OF_MEMORY:
@@ -63,10 +89,12 @@ def measure_untraced(session: Session, sizes: Sequence[int]) -> CostModel:
     return _make_cost_model(session, fit_steps(steps), unknown, time.perf_counter() - began_s)
 
 
-def _measure_step(session: Session, micro_batch_size: int, unknown: dict[str, float]) -> MeasuredStep:
+def _measure_step(
+    session: Session, micro_batch_size: int, make_batch: _MakeBatch, unknown: dict[str, float]
+) -> MeasuredStep:
     session.begin_probe()
     with session.around_steps():
-        batch = session.make_batch(micro_batch_size)
+        batch = make_batch(micro_batch_size)
         if not session.is_compiled or session.compilation is not Compilation.EAGER:
             session.compile_pass(batch)
         session.report(stage="memory", headroom_bytes=session.growth_bytes(batch))

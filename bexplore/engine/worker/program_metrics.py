@@ -32,7 +32,7 @@ from bexplore.errors import BexploreError
 from bexplore.job import Job
 from bexplore.trace import CostModel, TraceError
 from bexplore.trace.cost_model import Polynomial
-from bexplore.trace.program_metrics import Item, ProgramMetrics, describe_polynomial
+from bexplore.trace.program_metrics import Coefficients, Item, ProgramMetrics, describe_polynomial
 from bexplore.trace.tracer import trace_job
 from bexplore.workloads import Batch, Workload, build
 from bexplore.workloads.torch_private import CompilableMode
@@ -164,10 +164,11 @@ def _look_at_plan(job: Job) -> dict[str, Any]:
     graphs = _Graphs()
     try:
         model = trace_job(job, full_depth=True, observe=graphs.observe)
+        phases = _read_phases(job, model)
     except TraceError as error:
         cause = error.__cause__ if error.__cause__ is not None else error
         return {"problems": (_describe_failure(cause),)}
-    changes = _read_cost_model(model)
+    changes = _read_cost_model(model) | {"phases": phases}
     if graphs.num_graphs:
         largest = graphs.largest()
         changes |= {
@@ -188,8 +189,22 @@ def _read_cost_model(model: CostModel) -> dict[str, Any]:
         "traced_device": model.device,
         "num_parameters": model.num_parameters,
         "flops": _triple(model.hardware_flops),
-        "phases": {phase.value: tuple(_triple(peak.size) for peak in peaks) for phase, peaks in model.peaks.items()},
     }
+
+
+def _read_phases(job: Job, model: CostModel) -> dict[str, tuple[Coefficients, ...]]:
+    """Return the peaks by phase: of a number of tokens those of the shortest samples too, with more rows for a size."""
+    lengths = job.lengths
+    shortest = [] if lengths is None else [one.length for one in lengths.extreme_batches(1)[1:]]
+    models = [(model, 1.0)]
+    models += [(trace_job(job.at_length(one), full_depth=True), lengths.longest / one) for one in shortest if lengths]
+    phases: dict[str, tuple[Coefficients, ...]] = {}
+    for one, rows in models:
+        for phase, peaks in one.peaks.items():
+            grown = (Polynomial(*peak.size.as_record()) for peak in peaks)
+            scaled = (Polynomial(p.constant, p.linear * rows, p.quadratic * rows**2) for p in grown)
+            phases[phase.value] = (*phases.get(phase.value, ()), *map(_triple, scaled))
+    return phases
 
 
 def _look_across_sizes(job: Job) -> dict[str, Any]:

@@ -8,11 +8,16 @@ import pytest
 import torch
 
 from bexplore.engine.protocol.messages import RunProbe, SharedMode
+from bexplore.engine.worker.measured_memory import measure_untraced
 from bexplore.engine.worker.measuring import measure
+from bexplore.engine.worker.program_metrics import program_metrics
 from bexplore.engine.worker.session import Session
+from bexplore.host.records import from_record, to_record
 from bexplore.job import CompileSettings, Job
 from bexplore.job.lengths import Collation, Lengths
 from bexplore.measurement.probe import Compilation, Probe, Purpose
+from bexplore.trace.cost_model import CostModel
+from bexplore.trace.tracer import trace_job
 from bexplore.workloads.workload import find_num_positions
 from tests.builders import imported_job
 
@@ -53,17 +58,34 @@ def test_the_peak_of_a_probe_is_that_of_a_batch_of_the_longest_samples():
     assert of_many["peak_memory_bytes"] == of_longest["peak_memory_bytes"]
 
 
-def test_memory_of_a_number_of_tokens_is_read_where_most_is_needed():
-    lengths = Lengths.from_samples([8, 16, 128], collation=Collation.TOKENS)
-    eager = CompileSettings(enabled=False)
-    job = imported_job(
-        "captioner", batch="captioned_pictures", loss="caption_loss", compile=eager, lengths=lengths, device="cpu"
-    )
+def test_memory_of_a_number_of_tokens_is_read_where_most_is_needed(captions):
     probe = Probe(number=0, micro_batch_size=1, compilation=Compilation.EAGER, max_passes=2)
-    found = measure(session_of(job), probe, pass_budget_s=0.1)
+    found = measure(session_of(captions), probe, pass_budget_s=0.1)
 
     assert found["details"]["memory_batch"] == [16, 8]
     assert found["peak_memory_bytes"] > 16 * 4 * 2**16
+
+
+@pytest.fixture
+def captions() -> Job:
+    """A picture in each sample, so that a number of tokens needs most memory where they are most samples."""
+    lengths = Lengths.from_samples([8, 16, 128], collation=Collation.TOKENS)
+    fields = {"compile": CompileSettings(enabled=False), "lengths": lengths, "device": "cpu"}
+    return imported_job("captioner", batch="captioned_pictures", loss="caption_loss", **fields)
+
+
+def test_steps_instead_of_a_trace_are_measured_at_the_shortest_samples_too(captions):
+    model = from_record(CostModel, to_record(measure_untraced(session_of(captions), [1, 2, 4])))
+    probe = Probe(number=0, micro_batch_size=8, compilation=Compilation.EAGER, max_passes=2)
+    found = measure(session_of(captions), probe, pass_budget_s=0.1)
+
+    assert found["details"]["memory_batch"] == [128, 8]
+    assert model.peak_memory_bytes(8) == pytest.approx(found["peak_memory_bytes"], rel=0.02)
+
+
+def test_the_guard_plans_the_memory_of_the_batch_that_needs_most(captions):
+    model = trace_job(captions.at_length(8))
+    assert program_metrics(captions).peak_memory_bytes(8) == model.peak_memory_bytes(8 * 16)
 
 
 class Positions(torch.nn.Module):
