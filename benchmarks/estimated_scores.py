@@ -34,15 +34,17 @@ SCORES = (0, 20, 40, 60, 80, 101)
 
 def errors_of(times: Times, device: str) -> np.ndarray:
     """Return ln of estimated over published seconds of each row."""
+    is_stream = times.shape.shape[1] == 2  # bytes, and how many such kernels follow each other
     kernels = [
         Stream(num_bytes=shape[0], kind=str(kind))
-        if len(shape) == 1
+        if is_stream
         else MatrixProduct(rows=int(shape[0]), columns=int(shape[1]), inner=int(shape[2]))
         for shape, kind in zip(times.shape, times.kind, strict=True)
     ]
     found = estimate_kernels(DEVICES[device], kernels)
     assert found is not None
-    return np.log([one.seconds for one in found]) - np.log(times.seconds)
+    calls = times.shape[:, 1] if is_stream else 1.0
+    return np.log(np.array([one.seconds for one in found]) * calls / times.seconds)
 
 
 def variogram(times: Times, errors: np.ndarray) -> list[float]:

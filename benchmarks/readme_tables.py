@@ -279,6 +279,12 @@ def _table_lines(path: Path) -> list[str]:
 # Estimated kernel times
 
 
+_STREAM_KINDS = {
+    "Llama-2-7b": ("pointwise", "activation", "reduction"),
+    "phi-2": ("pointwise", "gelu", "layer_norm"),
+}
+
+
 def kernel_times() -> str:
     """How far the model of kernel times is from kernels that it was not fitted on, by device."""
     report = json.loads((RESULTS / "kernel_times.json").read_text())
@@ -296,11 +302,16 @@ def kernel_times() -> str:
         }
         lines += [_errors_row(device.upper(), shown, rows[name]) for name, shown in names.items()]
         lines += [
-            _errors_row(
-                device.upper(), f"{kind} kernels of Llama-2-7b", report["streams"][device][f"Llama-2-7b, {kind}"]
-            )
-            for kind in ("pointwise", "activation", "reduction")
+            _errors_row(device.upper(), f"{kind} kernels of {model}", report["streams"][device][f"{model}, {kind}"])
+            for model, kinds in _STREAM_KINDS.items()
+            for kind in kinds
         ]
+    lines += [
+        _errors_row(device.upper(), f"linear layers in float32, {name.removeprefix('others, ')}", row)
+        for device, rows in report["singles"].items()
+        for name, row in rows.items()
+        if name.startswith("others, ")
+    ]
     lines += [
         _errors_row(
             name.split()[0].upper(), f"matrix products, with the efficiencies of the {name.split()[2].upper()}", row

@@ -25,7 +25,11 @@ class MatrixProduct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A kernel whose time is that of its bytes: `pointwise`, `activation` of gated halves, or `reduction` of rows."""
+    """A kernel whose time is that of its bytes.
+
+    Its kind is `pointwise`, or one of a serving engine's: `activation` of gated halves, `gelu`, `reduction` (the root
+    mean square of rows), `layer_norm`.
+    """
 
     num_bytes: float  # read and written
     kind: str = "pointwise"

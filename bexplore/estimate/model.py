@@ -17,6 +17,7 @@ import numpy as np
 from bexplore.estimate.efficiencies import (
     Efficiencies,
     ProductEfficiency,
+    SingleEfficiency,
     Spread,
     StreamEfficiency,
     find_efficiencies,
@@ -47,8 +48,8 @@ _HOPPER = (9, 0)
 
 
 # Standard deviation of ln of a whole pass beyond that of its kernels: what the model leaves out, such as a slow host.
-# Source: benchmarks/results/whole_steps.md, root mean square of 14 published passes.
-PROGRAM_SD = 0.195
+# Source: benchmarks/results/whole_steps.md, root mean square of 33 published passes of 15 jobs.
+PROGRAM_SD = 0.155
 
 
 class Bound(StrEnum):
@@ -161,7 +162,14 @@ def estimate_sum(device: Device, calls: Mapping[Kernel, float]) -> Estimate | No
 def _find_spread(efficiencies: Efficiencies, kernel: Kernel) -> Spread:
     if isinstance(kernel, Attention):
         return _ATTENTION_SPREAD
-    return efficiencies.product_spread if isinstance(kernel, MatrixProduct) else efficiencies.stream_spread
+    if not isinstance(kernel, MatrixProduct):
+        return efficiencies.stream_spread
+    return efficiencies.product_spread if kernel.itemsize == HALF_BYTES else _single(efficiencies).spread
+
+
+def _single(efficiencies: Efficiencies) -> SingleEfficiency:
+    assert efficiencies.single is not None, "find_efficiencies adds it"
+    return efficiencies.single
 
 
 def estimate_kernels(device: Device, kernels: Sequence[Kernel]) -> list[KernelEstimate] | None:
@@ -174,10 +182,12 @@ def estimate_kernels(device: Device, kernels: Sequence[Kernel]) -> list[KernelEs
     itemsizes = {kernel.itemsize for kernel in kernels if not isinstance(kernel, Stream)}
     if not all(peaks.flops_per_s.get(itemsize) for itemsize in itemsizes):
         return None
-    products = list(dict.fromkeys(kernel for kernel in kernels if isinstance(kernel, MatrixProduct)))
+    products = dict.fromkeys(kernel for kernel in kernels if isinstance(kernel, MatrixProduct))
     known: dict[Kernel, KernelEstimate] = {}
-    if products:
-        known.update(zip(products, _estimate_products(peaks, efficiencies, products), strict=True))
+    for itemsize in itemsizes:
+        alike = [product for product in products if product.itemsize == itemsize]
+        if alike:
+            known.update(zip(alike, _estimate_products(peaks, efficiencies, alike), strict=True))
     for kernel in kernels:
         if isinstance(kernel, Stream):
             known[kernel] = _estimate_stream(peaks, efficiencies, kernel)
@@ -203,7 +213,8 @@ def _estimate_attention(device: Device, efficiencies: Efficiencies, kernel: Atte
 def _estimate_products(
     peaks: Peaks, efficiencies: Efficiencies, products: Sequence[MatrixProduct]
 ) -> list[KernelEstimate]:
-    own = efficiencies.product
+    """Return the times of products in one precision."""
+    own = efficiencies.product if products[0].itemsize == HALF_BYTES else _single(efficiencies).product
     shapes = Shapes(
         *np.array([(one.rows, one.columns, one.inner, one.batch, one.itemsize) for one in products], dtype=float).T
     )
@@ -213,7 +224,7 @@ def _estimate_products(
     return [
         KernelEstimate(
             seconds=float(time),
-            relative_sd=efficiencies.product_spread.kernel,
+            relative_sd=_find_spread(efficiencies, products[0]).kernel,
             bound=_find_bound(time, arithmetic_s=arithmetic, traffic_s=traffic, floor_s=own.launch_s + own.wave_s),
         )
         for time, arithmetic, traffic in zip(seconds, ideal_s, traffic_s, strict=True)
@@ -280,6 +291,7 @@ def _estimate_stream(peaks: Peaks, efficiencies: Efficiencies, kernel: Stream) -
 
 def stream_seconds(peaks: Peaks, own: StreamEfficiency, num_bytes: np.ndarray) -> np.ndarray:
     """Return the times of kernels that move bytes (num_kernels,)."""
-    in_cache = np.clip(1 - num_bytes / max(peaks.cache_bytes, 1), 0.0, 1.0)
-    traffic_s = num_bytes / (peaks.bytes_per_s * own.bandwidth_share * (1 + own.cache_gain * in_cache))
-    return np.asarray(np.hypot(own.floor_s, traffic_s))
+    in_cache = peaks.cache_bytes / np.maximum(peaks.cache_bytes + num_bytes, 1.0)
+    speed = own.bandwidth_share * (1 + own.cache_gain * in_cache)
+    speed = np.where(num_bytes > peaks.cache_bytes, np.minimum(speed, 1.0), speed)  # the rest comes from memory
+    return np.asarray(np.hypot(own.floor_s, num_bytes / (peaks.bytes_per_s * speed)))

@@ -73,9 +73,14 @@ def _argument(operator: Any, arguments: Any, name: str, default: Any) -> Any:
 
 
 def _find_products(operator: Any, arguments: Any, result: Any) -> Iterator[tuple[int, ...]]:
-    """Yield rows, columns, inner dimension and batch of each product; a convolution is one for each group."""
+    """Yield rows, columns, inner dimension and batch of each product; a convolution is one for each group.
+
+    None for a convolution of each channel alone: its kernels have no tiles, and take what their bytes take.
+    """
     name = operator.overloadpacket.__name__
     groups = _argument(operator, arguments, "groups", 1)
+    if groups > 1 and groups == arguments[1 if name == "convolution_backward" else 0][1]:
+        return
     if name == "convolution_backward":
         gradient, images, weight, *_ = arguments
         inputs, outputs, area = images[1] // groups, gradient[1] // groups, math.prod(weight[2:])

@@ -206,6 +206,15 @@ def test_a_causal_mask_leaves_half_of_the_operations_of_attention():
     assert (whole.at(1).flops, half.at(1).flops) == (1000, 500)
 
 
+@pytest.mark.parametrize(("groups", "num_products"), [(1, 1), (8, 1), (16, 0)])
+def test_a_convolution_of_each_channel_alone_is_no_product(groups, num_products):
+    images, weight = torch.Size((61, 16, 8, 8)), torch.Size((16, 16 // groups, 3, 3))
+    arguments = (images, weight, None, (1, 1), (1, 1), (1, 1), False, (0, 0), groups)
+    operator = torch.ops.aten.convolution.default
+    kernels = find_kernels(operator, arguments, images, flops=1000, itemsize=4, probe_batch=61)
+    assert len(kernels) == num_products
+
+
 def test_a_checkpointed_model_keeps_less_and_computes_more():
     checkpointed = trace_job(decoder_job(activation_checkpointing="full"))
     assert checkpointed.peak_memory_bytes(500) < eager_trace().peak_memory_bytes(500)

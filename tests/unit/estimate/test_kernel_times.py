@@ -43,6 +43,10 @@ def seconds(key: str, *kernels: MatrixProduct | Stream | Attention) -> float:
         ("h100", Stream(num_bytes=3 * 2 * 4096 * 4096), 0.031),
         ("a100", Stream(num_bytes=2 * 2 * 4096 * 4096, kind="reduction"), 0.104),
         ("a40", Stream(num_bytes=3 * 2 * 4096 * 11008, kind="activation"), 0.495),
+        # float32: sitar-lab/NeuSight (MIT), an A100 of 40 GB; waynehacking8/blackwell-tensorcore-kernels
+        ("a100", product(512, 970, 6686, itemsize=4), 0.415),
+        ("a100", product(999, 856, 4638, itemsize=4), 0.511),
+        ("h100", product(8192, 8192, 8192, itemsize=4), 21.776),
     ],
 )
 def test_a_published_kernel_time_is_met_within_a_fifth(key, kernel, published_ms):
@@ -94,6 +98,14 @@ def test_a_product_that_is_not_aligned_takes_longer():
 def test_a_batch_of_small_products_shares_one_launch():
     one, batch = product(128, 128, 64), product(128, 128, 64, batch=64)
     assert seconds("h100", batch) < 8 * seconds("h100", one)
+
+
+def test_products_of_both_precisions_have_times_of_their_own():
+    half, single = product(2048, 2048, 2048), product(2048, 2048, 2048, itemsize=4)
+    together = estimate_kernels(DEVICES["a100"], [single, half, single])
+    apart = [estimate_kernels(DEVICES["a100"], [kernel]) for kernel in (single, half, single)]
+    assert together == [estimates[0] for estimates in apart if estimates]
+    assert seconds("a100", single) > 8 * seconds("a100", half)
 
 
 def test_the_sum_is_that_of_its_kernels_and_less_uncertain():
