@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.trace_field_jobs import FIELD_JOBS
 from benchmarks.trace_jobs import DEEP_JOBS, JOBS, QUICK_JOBS, TracedJob
 from benchmarks.trace_other_jobs import OTHER_JOBS
 from bexplore.host.records import from_record, to_record
@@ -178,7 +179,7 @@ CHILD_ACTIONS: dict[str, Callable[[str, int], dict[str, Any]]] = {
 
 
 def _find(name: str) -> TracedJob:
-    return (JOBS | OTHER_JOBS | DEEP_JOBS)[name]
+    return (JOBS | OTHER_JOBS | FIELD_JOBS | DEEP_JOBS)[name]
 
 
 def _row(

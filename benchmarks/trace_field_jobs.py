@@ -22,18 +22,11 @@ _SPEECH = _SMALL | _CONVOLUTIONS | {"num_conv_pos_embeddings": 16, "num_conv_pos
 _SPEECH |= {"vocab_size": 32, "num_feat_extract_layers": 3}
 _ENCODER_DECODER = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
 _ENCODER_DECODER |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
-_BACKBONE = {"kind": "ResNetConfig", "embedding_size": 16, "hidden_sizes": [16, 32, 64, 64], "depths": [1, 1, 1, 1]}
-_BACKBONE |= {"layer_type": "basic", "out_features": ["stage4"]}
 
 
 def _library(kind: str, config: dict[str, Any], inputs: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     drawn = {"batch": "field_models:drawn", "arguments": {"kind": kind, "config": config, "inputs": inputs or _WORDS}}
     return {"model": "field_models:library"} | drawn | more
-
-
-def _detection(kind: str, image_size: int, config: dict[str, Any]) -> dict[str, Any]:
-    arguments = {"kind": kind, "config": config | {"num_labels": 10}, "image_size": image_size}
-    return {"model": "field_models:library", "batch": "field_models:boxes", "arguments": arguments}
 
 
 def _own(model: str, inputs: dict[str, Any], **arguments: Any) -> dict[str, Any]:
@@ -130,14 +123,11 @@ _MODELS: dict[str, dict[str, Any]] = {
         {"input_values": [None, 128, 32], "labels": [10]},
     ),
     # images: detection, segmentation, generation
-    "detr": _detection(
-        "DetrForObjectDetection",
-        128,
-        _ENCODER_DECODER
-        | {"num_queries": 10, "use_timm_backbone": False, "backbone": None}
-        | {"use_pretrained_backbone": False, "backbone_config": _BACKBONE},
+    "set prediction": {"model": "field_models:SetPrediction", "batch": "field_models:boxes"}
+    | {"arguments": {"image_size": 64}},
+    "heat map": _own(
+        "HeatMap", {"pixels": [None, 3, 64, 64], "classes": [10, 3], "centers": [256, 3], "sizes": [None, 3, 2]}
     ),
-    "yolos": _detection("YolosForObjectDetection", 64, _SMALL | {"image_size": [64, 64], "num_detection_tokens": 10}),
     "segformer": _library(
         "SegformerForSemanticSegmentation",
         {"hidden_sizes": [16, 32, 64, 64], "depths": [1, 1, 1, 1], "decoder_hidden_size": 64, "num_labels": 10},

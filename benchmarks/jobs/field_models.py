@@ -464,6 +464,59 @@ class Siglip(nn.Module):
         return self.model(input_ids=input_ids, pixel_values=pixel_values, return_loss=True).loss
 
 
+def _make_image_body(width: int) -> nn.Module:
+    """Return four layers that shrink an image to an eighth of its length."""
+    widths = [3, 16, 32, 64, width]
+    layers = [
+        layer
+        for place, (inner, outer) in enumerate(itertools.pairwise(widths))
+        for layer in (nn.Conv2d(inner, outer, 3, 2 if place < 3 else 1, 1), nn.BatchNorm2d(outer), nn.ReLU())
+    ]
+    return nn.Sequential(*layers)
+
+
+class SetPrediction(nn.Module):
+    """Queries that are matched with the boxes of each image, of which it has a list (DETR, with a greedy matcher)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = _make_image_body(WIDTH)
+        self.transformer = nn.Transformer(WIDTH, 4, 1, 2, 128, dropout=0.0, batch_first=True)
+        self.queries = nn.Parameter(torch.randn(10, WIDTH))
+        self.classes, self.places = nn.Linear(WIDTH, CLASSES + 1), nn.Linear(WIDTH, 4)
+
+    def forward(self, pixel_values: torch.Tensor, labels: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        features = self.body(pixel_values).flatten(2).mT
+        output = self.transformer(features, self.queries.expand(len(features), -1, -1))
+        logits, places = self.classes(output), self.places(output).sigmoid()
+        wanted = torch.full(logits.shape[:2], CLASSES)
+        distance = 0.0
+        for number, label in enumerate(labels):
+            cost = torch.cdist(places[number], label["boxes"], 1) - logits[number].softmax(-1)[:, label["class_labels"]]
+            chosen = cost.argmin(0).tolist()
+            wanted[number, chosen] = label["class_labels"]
+            distance = distance + (places[number, chosen] - label["boxes"]).abs().sum()
+        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten()) + distance / len(labels)
+
+
+class HeatMap(nn.Module):
+    """Detection in one stage: a map of each class with the centers of boxes, and their sizes (CenterNet)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.up = _make_image_body(128), nn.ConvTranspose2d(128, WIDTH, 4, 2, 1)
+        self.map, self.sizes = nn.Conv2d(WIDTH, CLASSES, 1), nn.Conv2d(WIDTH, 2, 1)
+
+    def forward(self, pixels: Any, classes: Any, centers: Any, sizes: Any) -> torch.Tensor:
+        features = F.relu(self.up(self.body(pixels)))
+        found, wanted = self.map(features).flatten(2), torch.zeros(len(pixels), CLASSES, 256)
+        wanted[torch.arange(len(pixels))[:, None], classes, centers] = 1.0
+        chance = found.sigmoid().clamp(1e-4, 1 - 1e-4)
+        right = torch.where(wanted == 1, chance, 1 - chance)
+        own = self.sizes(features).flatten(2).gather(2, centers[:, None].expand(-1, 2, -1))
+        return -((1 - right).square() * right.log()).sum() / centers.numel() + F.l1_loss(own.mT, sizes)
+
+
 def decision_loss(output: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return F.mse_loss(output.action_preds, batch["actions"])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bexplore.trace.torch_private import is_in_backward
+from bexplore.trace.torch_private import is_in_backward, suggest_memory_format
 from bexplore.workloads.torch_private import unset_fake_temporarily
 
 _ATEN = torch.ops.aten
@@ -15,6 +15,15 @@ _GROUPED_PRODUCT = _ATEN._grouped_mm.default
 # The gradient of an index: autograd writes into new zeros, but makes a second tensor where these are fake. Source:
 # `index_backward` in torch/csrc/autograd/FunctionsManual.cpp, torch 2.13.
 _INDEX_PUT = _ATEN.index_put.default
+# Losses whose number lies in memory of the size of the input. Source: `TORCH_META_FUNC(mse_loss)` and that of
+# `smooth_l1_loss` in aten/src/ATen/native/Loss.cpp, torch 2.13, on every device.
+_SPACIOUS_LOSSES = (_ATEN.mse_loss.default, _ATEN.smooth_l1_loss.default)
+_RUNNING_SUMS = (_ATEN.cumsum.default, _ATEN.cumprod.default)
+_SUMS = (_ATEN.sum.default, _ATEN.sum.dim_IntList, _ATEN.nansum.default, _ATEN.mean.default, _ATEN.mean.dim)
+_REDUCTIONS = frozenset((*_RUNNING_SUMS, *_SUMS, _ATEN.prod.default, _ATEN.prod.dim_int))
+# On the CPU their images are contiguous, or have channels last. Source: `batch_norm_cpu` and `batch_norm_backward_cpu`
+# in aten/src/ATen/native/Normalization.cpp, torch 2.13.
+_BATCH_NORMS = (_ATEN.native_batch_norm.default, _ATEN.native_batch_norm_backward.default)
 _LSTM = _ATEN.mkldnn_rnn_layer.default
 _LSTM_STATE, _LSTM_REVERSED, _LSTM_TRAINS = 5, 7, 15  # positions of its arguments
 _LSTM_MODE = 2  # of the kinds of recurrent layers, in torch's numbers
@@ -29,6 +38,11 @@ def has_fake_kernel(operator: Any, arguments: Any) -> bool:
         return bool(arguments[0].dtype is torch.bfloat16)  # it refuses all others, which the CPU computes
     if operator is _INDEX_PUT:
         return not (is_in_backward() and not torch.is_grad_enabled() and arguments[3:4] == (True,))
+    if operator in _SPACIOUS_LOSSES:
+        return False
+    if operator in _BATCH_NORMS:
+        images = arguments[_BATCH_NORMS.index(operator)]
+        return bool(images.device.type != "cpu" or images.is_contiguous())
     return operator is not _LSTM
 
 
@@ -38,8 +52,38 @@ def run_fake(operator: Any, arguments: Any, keywords: Any) -> Any:
         return _multiply_groups(*arguments, **keywords)
     if operator is _INDEX_PUT:
         return arguments[0]
+    if operator in _SPACIOUS_LOSSES:
+        return _keep_space(operator(*arguments, **keywords), arguments)
+    if operator in _BATCH_NORMS:
+        made, *rest = operator(*arguments, **keywords)
+        images = arguments[_BATCH_NORMS.index(operator)]
+        return made.contiguous(memory_format=suggest_memory_format(images)), *rest
     *outputs, _ = operator(*arguments, **keywords)
     return *outputs, _keep_for_backward(outputs[0], arguments)
+
+
+def make_meanwhile(operator: Any, arguments: Any, result: Any) -> torch.Tensor | None:
+    """Return a tensor that an operator makes for itself, and that ends with it: losses of samples, a converted input.
+
+    Source: `make_reduction` in aten/src/ATen/native/ReduceOpsUtils.h and `impl_func_cum_ops` in ReduceOps.cpp, torch
+    2.13: a sum of truth values first makes 8 bytes of each.
+    """
+    if operator in _SPACIOUS_LOSSES:
+        return None if result.dim() else result.new_empty(_find_loss_shape(arguments))
+    if operator not in _REDUCTIONS or arguments[0].dtype is result.dtype:
+        return None
+    is_short = arguments[0].dtype in (torch.float16, torch.bfloat16) and result.dtype is torch.float32
+    if is_short and result.device.type == "cuda" and operator not in _RUNNING_SUMS:
+        return None
+    return result.new_empty(arguments[0].shape)
+
+
+def _find_loss_shape(arguments: Any) -> torch.Size:
+    return torch.broadcast_shapes(arguments[0].shape, arguments[1].shape)
+
+
+def _keep_space(loss: torch.Tensor, arguments: Any) -> torch.Tensor:
+    return loss if loss.dim() else loss.new_empty(_find_loss_shape(arguments)).as_strided((), ())
 
 
 def _multiply_groups(

@@ -19,7 +19,7 @@ import torch
 
 from bexplore.errors import WITHOUT_TRACE, TraceError
 from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial, TracedKernel
-from bexplore.trace.fake_operators import has_fake_kernel, run_fake
+from bexplore.trace.fake_operators import has_fake_kernel, make_meanwhile, run_fake
 from bexplore.trace.kernel_shapes import find_kernels, stream_kernel
 from bexplore.trace.operations import (
     Cost,
@@ -61,14 +61,18 @@ class LifetimeTracker:
         self.phase: Phase | None = None
         self._storages: dict[int, tuple[weakref.ref[Any], Polynomial, Place]] = {}
         self._recording = False
+        self._is_past_forward = False
         self._silent = False
         self.is_paused = False
         self._dying: list[int] | None = None
 
     @contextlib.contextmanager
     def record(self, phase: Phase | None = None) -> Iterator[None]:
-        """Record events within; phase None finds out whether it is the forward or the backward phase."""
-        self._recording, self.phase = True, phase
+        """Record events within; phase None finds out whether it is the forward or the backward phase.
+
+        The latter begins with the first backward pass: a penalty of gradients has further forward passes after it.
+        """
+        self._recording, self.phase, self._is_past_forward = True, phase, False
         try:
             yield
         finally:
@@ -99,7 +103,7 @@ class LifetimeTracker:
 
     def take_workspace(self, operator: Any, arguments: Any, result: Any, place: Place) -> None:
         """Record what an operator takes for itself while it runs."""
-        tensors = (leaf for leaf in tree_leaves((result, arguments)) if isinstance(leaf, torch.Tensor))
+        tensors = (leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
         images = next(tensors, None)
         if images is None:
             return
@@ -109,7 +113,7 @@ class LifetimeTracker:
             map_shapes(result),
             self.probe_batch,
             itemsize=images.itemsize,
-            is_channels_last=images.dim() > 1 and images.stride(1) == 1,
+            is_channels_last=images.dim() > 1 and images.stride(1) == 1 and not images.is_contiguous(),
             device=images.device.type,
         )
         for size in sizes:
@@ -132,7 +136,7 @@ class LifetimeTracker:
         unknown = find_unknown(called) if flops is None else ""
         hardware = Polynomial.from_value(flops or 0, self.probe_batch)
         # autograd's own formulas run without gradients; a recomputed forward pass runs with them
-        is_recomputed = self.current_phase() is Phase.BACKWARD and torch.is_grad_enabled()
+        is_recomputed = self.phase is None and is_in_backward() and torch.is_grad_enabled()
         is_view = getattr(operator, "is_view", False) or operator in _UNSAFE_VIEWS
         moved = NOTHING if is_view else count_bytes((arguments, keywords, result), self.probe_batch)
         kernels: tuple[TracedKernel, ...] = ()
@@ -156,7 +160,8 @@ class LifetimeTracker:
         """Return the phase that is being recorded."""
         if self.phase is not None:
             return self.phase
-        return Phase.BACKWARD if is_in_backward() else Phase.FORWARD
+        self._is_past_forward |= is_in_backward()
+        return Phase.BACKWARD if self._is_past_forward else Phase.FORWARD
 
     def adopt(self, tensor: torch.Tensor, place: Place, size: Polynomial | None = None) -> bool:
         """Watch a tensor's storage without an event; False if it is watched already."""
@@ -275,9 +280,8 @@ class LifetimeMode(CompilableMode):
             return run_with_sizes(self._values, func, args, kwargs, self._tracker.probe_batch), None
         if is_ctc_loss(func):
             return ctc_outputs(func, args)
-        if not has_fake_kernel(func, args):
-            return run_fake(func, args, kwargs), None
-        return func(*args, **kwargs), None
+        result = func(*args, **kwargs) if has_fake_kernel(func, args) else run_fake(func, args, kwargs)
+        return result, make_meanwhile(func, args, result)
 
 
 def _find_place(operator: Any) -> Place:

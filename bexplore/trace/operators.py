@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from bexplore.errors import TraceError
+from bexplore.trace.convolutions import CONVOLUTIONS, size_convolution
 from bexplore.trace.cost_model import Polynomial
 
-_FORWARD = torch.ops.aten.convolution.default
-_BACKWARD = torch.ops.aten.convolution_backward.default
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
 _ATTENTION_BACKWARD = (
     _FLASH_BACKWARD,
@@ -22,11 +21,8 @@ _ATTENTION_BACKWARD = (
 )
 # Gradients of a group, cut for each rank: up to torch 2.14, and from 2.15 on. They exist where parameters are sharded.
 _CHUNK_CAT = ("fsdp.chunk_cat.default", "fsdp.chunk_cat_mixed_dtype.default")
-_WITH_WORKSPACE = frozenset(map(str, (_FORWARD, _BACKWARD, *_ATTENTION_BACKWARD, *_CHUNK_CAT)))
+_WITH_WORKSPACE = frozenset(map(str, (*CONVOLUTIONS, *_ATTENTION_BACKWARD, *_CHUNK_CAT)))
 _FLOAT32_BYTES = 4
-_REGISTER_FLOATS = {"AVX2": 8, "AVX512": 16}  # by torch's name of the processor's instructions
-_WIDTH_WITH_HALF = 16  # of a register, from which on half precisions have convolutions of this kind
-_NARROW_WIDTH = 3  # of a convolution of single channels that needs no blocks
 _ROWS_OF_A_TILE, _COLUMNS_OF_A_TILE = 128, 32  # elements to which attention rounds a length, and a head
 
 # Those of lengths in tensors; lengths in lists fail above, where torch fills a tensor with them that has no memory.
@@ -56,8 +52,10 @@ def workspace_sizes(
 
     Tensors among arguments and result are given as their shapes, at a prime micro-batch size.
     """
-    if device == "cpu" and operator in (_FORWARD, _BACKWARD):
-        return _size_convolution(operator, shapes, result, probe_batch, itemsize, is_channels_last)
+    if device == "cpu" and operator in CONVOLUTIONS:
+        return size_convolution(
+            operator, shapes, result, probe_batch, itemsize=itemsize, is_channels_last=is_channels_last
+        )
     if device == "cuda" and operator in _ATTENTION_BACKWARD:
         return _size_attention(operator, shapes, probe_batch, itemsize)
     if device == "cpu" and str(operator) in _CHUNK_CAT:
@@ -100,59 +98,6 @@ def _size_attention(operator: Any, shapes: Any, probe_batch: int, itemsize: int)
 
 def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
-
-
-def _size_convolution(
-    operator: Any, shapes: Any, result: Any, probe_batch: int, itemsize: int, is_channels_last: bool
-) -> tuple[Polynomial, ...]:
-    """Return what a convolution takes on the CPU.
-
-    Source: the allocator's events around single calls, torch 2.13 with oneDNN. Weights are reordered into blocks, and
-    images too unless their channels come last: the operands first, then the result out of its blocks. A result that a
-    stride spreads out (the gradient of a strided convolution's input) passes through one copy more.
-    """
-
-    def size_of(*each: Any) -> Polynomial:
-        return Polynomial.from_value(sum(itemsize * math.prod(shape) for shape in each), probe_batch)
-
-    if operator is _FORWARD:
-        images, weight, _, stride, _, _, is_transposed, *_ = shapes
-        if is_channels_last:
-            return (size_of(weight),)
-        copies = 2 if is_transposed and max(stride) > 1 else 1
-        return size_of(weight) + size_of(images), size_of(result).times(copies)
-    gradient, images, weight, _, stride, _, dilation, is_transposed, _, groups, output_mask = shapes
-    if is_channels_last:
-        blocks = _size_blocked_weights(images, weight, dilation, groups, itemsize)
-        return size_of(weight).times(2), Polynomial(blocks)
-    # the gradient of the weights, an output, is not there yet while that of the images leaves its blocks
-    spread_out = size_of(images).times(2) - size_of(weight)
-    is_spread_out = output_mask[0] and not is_transposed and max(stride) > 1
-    return *((spread_out,) if is_spread_out else ()), size_of(weight), size_of(gradient, images)
-
-
-def _size_blocked_weights(images: Any, weight: Any, dilation: Any, groups: int, itemsize: int) -> int:
-    """Return what the gradient of the weights of a grouped convolution takes, of images whose channels come last.
-
-    The weights of each group are padded to blocks of as many channels as a vector register holds: of one channel a
-    group, 256 times the weights. A half precision also has sums in float32, and transposes one sample and its gradient.
-    Convolutions of single channels that are narrow need no blocks. Source: the allocator's events around single calls,
-    torch 2.13 with oneDNN, under AVX2 and AVX-512.
-    """
-    num_out, num_in, *kernel = weight
-    width = _REGISTER_FLOATS.get(torch.backends.cpu.get_cpu_capability(), 1)
-    is_single = num_in == 1 and num_out == groups
-    is_half = itemsize < _FLOAT32_BYTES
-    if groups == 1 or width == 1 or (is_half and width < _WIDTH_WITH_HALF):
-        return 0
-    if is_single and max(kernel) <= _NARROW_WIDTH and max(dilation) == 1:
-        return 0
-    in_channels = groups * _round_up(num_in, width)
-    padded = in_channels * _round_up(num_out // groups, width) * math.prod(kernel)
-    if not is_half:
-        return padded * itemsize
-    transposed = 2 * in_channels * math.prod(length + 1 for length in images[2:])
-    return padded * (itemsize + _FLOAT32_BYTES) + transposed * itemsize
 
 
 def is_ctc_loss(operator: Any) -> bool:

@@ -36,6 +36,7 @@ try:
     from torch._inductor.fx_utils import get_node_storage
     from torch._inductor.graph import GraphLowering
     from torch._ops import HigherOrderOperator, OpOverload
+    from torch._prims_common import suggest_memory_format
     from torch._subclasses import fake_tensor
     from torch.fx.experimental import proxy_tensor
     from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
@@ -56,6 +57,7 @@ __all__ = [
     "SpecializationError",
     "WorkspaceArg",  # memory of a kernel of several operators
     "ir",  # the compiler's buffers and their layouts
+    "suggest_memory_format",  # whether the channels of images come last
     "wrapper_lines",  # lines that allocate, reuse and free buffers
 ]
 
@@ -350,8 +352,6 @@ def keep_layouts_of_convolutions() -> None:
     The CPU build has no cuDNN; its other kernels give up channels-last. Source: `determine_backend_memory_format` in
     aten/src/ATen/native/Convolution.cpp, and `cudnn_conv_suggest_memory_format` in ConvUtils.h, of torch 2.11 to 2.13.
     """
-    from torch._prims_common import suggest_memory_format  # taken where an absent device is stood in for alone
-
     of_this_build = torch._C._conv_determine_backend_memory_format
 
     def determine(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:

@@ -188,7 +188,8 @@ def _trace_with(
             Phase.UPDATE: [*before_update, *update],
         }
     else:
-        events = {Phase.FORWARD: events[Phase.FORWARD]}
+        # A model of forces has a gradient within its forward pass.
+        events = {Phase.FORWARD: [event for phase in traced.events for event in events[phase]]}
     cost, unknown = _sum_costs(traced.costs, missing), _list_unknown(traced.costs, missing)
     compiler = f"torch {torch.__version__.split('+')[0]}"
     return CostModel(

@@ -52,6 +52,38 @@ class Copying(_Base):
         return self.finish(self.first(self.encoder(x)), targets)
 
 
+class Transposed(_Base):
+    """Normalizes images whose dimensions were exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(2))
+        self.mixed = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        for norm in self.norms:
+            x = self.mixed(norm(x.mT).mT)
+        return self.finish(self.first(x), targets)
+
+
+class Highest(_Base):
+    """Takes the highest of each row, whose gradient counts where it stands."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.finish(self.first(x).amax(1, keepdim=True), targets)
+
+
+class Penalty(_Base):
+    """Has a gradient in the middle of its forward pass, and goes on with it."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        for _ in range(3):
+            (slope,) = torch.autograd.grad(F.gelu(self.first(x)).sum(), x, create_graph=True)
+            x = x + slope
+        return self.finish(F.gelu(self.first(x)), targets)
+
+
 class Tied(_Base):
     """Two layers of one weight."""
 

@@ -30,8 +30,9 @@ ORDER = {
     "config.training_script": "source parameters fields declared help_text places fixed calls notebook",
     "config.dialects.cerebras": "section decoders encoders layout",
     "workloads": "torch_private modules import_path parallel workload batches loader decoder hf imported",
-    "trace": "torch_private cost_model measured absent_gpu cache kernel_shapes operations operators fake_operators "
-    "real_values lifetimes inductor repeated_blocks activation_budget fake_build passes program_metrics tracer",
+    "trace": "torch_private cost_model measured absent_gpu cache kernel_shapes operations convolutions operators "
+    "fake_operators real_values lifetimes inductor repeated_blocks activation_budget fake_build passes "
+    "program_metrics tracer",
     "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
     "engine": "protocol process worker program_client runner open_runner",

@@ -155,7 +155,11 @@ def compile_id() -> str:
 
 @contextmanager
 def around_compilations(on_start: Callable[[], None], on_end: Callable[[], None]) -> Iterator[None]:
-    """Call `on_start` before and `on_end` after each compilation that happens inside the block."""
+    """Call `on_start` before and `on_end` after each compilation that happens inside the block.
+
+    They may be called while the compiler watches this thread (it builds a second derivative when it is first needed):
+    it must not compile them, which would wait for this call's own lock.
+    """
 
     def start(_arguments: Any) -> None:
         on_start()
@@ -163,6 +167,7 @@ def around_compilations(on_start: Callable[[], None], on_end: Callable[[], None]
     def end(_arguments: Any) -> None:
         on_end()
 
+    start, end = torch.compiler.disable(start), torch.compiler.disable(end)
     callback_handler.register_start_callback(start)
     callback_handler.register_end_callback(end)
     try:

@@ -98,6 +98,9 @@ def test_the_peak_of_an_eager_step_is_what_the_allocator_measures(fields, micro_
         pytest.param(own_job("LoopOfExperts", compiled=False), 0.05, id="of a loop of experts"),
         pytest.param(own_job("GroupedExperts", compiled=False), 0.01, id="of experts in one product"),
         pytest.param(own_job("Recurrent", compiled=False), 0.01, id="of an LSTM"),
+        pytest.param(own_job("Transposed", compiled=False), 0.01, id="of images that were transposed"),
+        pytest.param(own_job("Highest", compiled=False), 0.01, id="of a gradient that counts"),
+        pytest.param(own_job("Penalty", compiled=False), 0.01, id="of gradients within the forward pass"),
     ],
 )
 def test_the_peak_of_a_step_is_what_the_allocator_measures(job, within):

@@ -1,0 +1,96 @@
+"""Memory of single convolutions against the allocator: even widths and odd ones, each direction, each layout."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bexplore.engine.worker.torch_private import memory_events
+from bexplore.trace.convolutions import BACKWARD, FORWARD
+from bexplore.trace.operations import map_shapes
+from bexplore.trace.operators import workspace_sizes
+
+SAMPLES = 16
+PRIME = 1009  # so that nothing counts as a multiple of the samples
+
+
+def layer(inner: int, outer: int, kernel: int, length: int, **settings: Any) -> dict[str, Any]:
+    facts = {"dimensions": 2, "stride": 1, "padding": kernel // 2, "groups": 1, "transposed": False}
+    return facts | {"inner": inner, "outer": outer, "kernel": kernel, "length": length} | settings
+
+
+def find_highest(run: Callable[[], Any]) -> int:
+    run()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = run()
+    del kept
+    return max(itertools.accumulate(size for _, size in memory_events(profiler)))
+
+
+def predict(operator: Any, arguments: Any, result: Any) -> float:
+    images = arguments[0]
+    outputs = [tensor for tensor in (result if isinstance(result, tuple) else [result]) if tensor is not None]
+    sizes = workspace_sizes(
+        operator,
+        map_shapes(arguments),
+        map_shapes(result),
+        PRIME,
+        itemsize=images.itemsize,
+        is_channels_last=images.stride(1) == 1 and not images.is_contiguous(),
+        device="cpu",
+    )
+    return sum(tensor.untyped_storage().nbytes() for tensor in outputs) + max(0.0, *(size(1) for size in sizes))
+
+
+@pytest.mark.parametrize("wanted", ["all", "images", "weights"])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        layer(32, 64, 3, 32),
+        layer(32, 64, 4, 32, stride=2, padding=1),
+        layer(64, 64, 1, 32),
+        layer(3, 32, 3, 32),
+        layer(24, 40, 3, 32),
+        layer(32, 12, 3, 32),
+        layer(64, 128, 1, 512, dimensions=1),
+        layer(16, 16, 3, 12, dimensions=3, in_blocks=True),
+        layer(16, 3, 1, 16, dimensions=3),
+        layer(64, 64, 3, 32, groups=64),
+        layer(24, 24, 3, 32, groups=24),
+        layer(24, 24, 3, 32, groups=4),
+        layer(64, 32, 4, 16, stride=2, padding=1, transposed=True),
+        layer(32, 16, 3, 16, transposed=True),
+        layer(32, 16, 3, 16, transposed=True, biased=True),
+    ],
+    ids=lambda facts: " ".join(str(value) for value in facts.values()),
+)
+def test_a_convolution_takes_what_the_allocator_gives(facts, wanted) -> None:
+    if facts.get("in_blocks") and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("the gradient of volumes' weights is a product of matrices there")
+    torch.manual_seed(0)
+    dimensions, groups, transposed = facts["dimensions"], facts["groups"], facts["transposed"]
+    images = torch.randn(SAMPLES, facts["inner"], *[facts["length"]] * dimensions)
+    ends = (facts["inner"], facts["outer"]) if transposed else (facts["outer"], facts["inner"])
+    weight = torch.randn(ends[0], ends[1] // groups, *[facts["kernel"]] * dimensions)
+    shared: tuple[Any, ...] = (
+        [facts["stride"]] * dimensions,
+        [facts["padding"]] * dimensions,
+        [1] * dimensions,
+        transposed,
+    )
+    shared += ([0] * dimensions, groups)
+    bias = torch.randn(facts["outer"]) if facts.get("biased") else None
+    arguments = (images, weight, bias, *shared)
+    result = FORWARD(*arguments)
+    if wanted == "all":
+        assert predict(FORWARD, arguments, result) == pytest.approx(find_highest(lambda: FORWARD(*arguments)), rel=0.01)
+    mask = [wanted != "weights", wanted != "images", False]
+    backward = (torch.randn_like(result), images, weight, None, *shared, mask)
+    measured = find_highest(lambda: BACKWARD(*backward))
+    # Products of matrices have columns of one sample for each thread.
+    assert predict(BACKWARD, backward, BACKWARD(*backward)) == pytest.approx(measured, rel=0.01, abs=2**20)
