@@ -83,7 +83,8 @@ def plan_from(
             "type it in bytes/s, such as 50e9",
         )
         wanted = NetworkFigures.stated(float(wanted))
-    return make_plans(source.costs, request, wanted, is_network_given=is_given)
+    costs = source.costs.without_estimates() if request.speeds else source.costs
+    return make_plans(costs, request, wanted, is_network_given=is_given)
 
 
 def plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class PassCost:
     # that was verified.
     is_exact: bool = True
     is_predicted: bool = False  # whether the size did not run
+    is_estimated: bool = False  # whether none did: a model tells the seconds for a device that is not here
     peak_bytes: int | None = None  # peak of the live tensors, as measured; None if unknown
 
     @property
@@ -121,8 +123,13 @@ class StepCosts:
 
     @property
     def is_measured(self) -> bool:
-        """Whether passes ran."""
+        """Whether seconds of passes are known, measured or estimated."""
         return bool(self.passes)
+
+    def without_estimates(self) -> StepCosts:
+        """Return what the trace of a configuration tells beside estimated seconds, where a speed is stated instead."""
+        is_of_trace = self.sizes and any(one.is_estimated for one in self.passes.values())
+        return dataclasses.replace(self, passes={}, predicted=None) if is_of_trace else self
 
     @property
     def largest_useful_size(self) -> int:
@@ -144,7 +151,14 @@ class StepCosts:
         answer = self.passes[known]
         seconds = answer.seconds * (size / speed) / (known / speed_of_known)
         last_s = seconds + answer.last_s - answer.seconds
-        return PassCost(seconds=seconds, last_s=last_s, exposed_s=answer.exposed_s, is_exact=False, is_predicted=True)
+        return PassCost(
+            seconds=seconds,
+            last_s=last_s,
+            exposed_s=answer.exposed_s,
+            is_exact=False,
+            is_predicted=True,
+            is_estimated=answer.is_estimated,
+        )
 
     def feasible_sizes(self, batch_size: int, num_replicas: int) -> list[int]:
         """Return the micro-batch sizes, run or not, with which a global batch is valid, ascending."""

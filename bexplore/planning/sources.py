@@ -63,7 +63,7 @@ def read_costs(run: Run) -> StepCosts:
     gradient_bytes = count_gradient_bytes(job, None if model is None else model.num_parameters)
     return StepCosts(
         title=str(meta["title"]),
-        origin=f"measured by {run.directory.name}",
+        origin=f"{'estimated' if result.is_estimated else 'measured'} by {run.directory.name}",
         passes=dict(_read_passes(own, ran, job)),
         predicted=_read_predicted(result, meta),
         update_s=ran.update_time_s if ran.update_times_s else None,
@@ -89,6 +89,7 @@ def read_costs(run: Run) -> StepCosts:
         divisibility=Divisibility(result.batch.divisibility or Divisibility.STRICT),
         other_settings=tuple(_compare_settings_of_run(result, ran)),
         notes=(
+            *((f"seconds of passes are {result.estimate.words}",) if result.estimate else ()),
             *((ALONE,) if job.parallelism.is_distributed and not ranks_of(ran) else ()),
             *(() if model is None else describe_unknown(model.unknown)),
         ),
@@ -129,6 +130,7 @@ def _read_pass(one: Observation) -> PassCost:
         seconds=seconds,
         last_s=one.pass_time_s if last_s is None else last_s,
         is_exact=not _is_for_search(one),
+        is_estimated=one.is_estimated,
         peak_bytes=one.peak_memory_bytes,
     )
 
@@ -247,6 +249,9 @@ def trace_costs(
     return StepCosts(
         title=f"{config.path.name}: {own['num_parameters']:,} parameters",
         origin=f"predicted by {_describe_source(own, config)}",
+        passes=dict(_read_estimates(own)),
+        predicted=_predict_by_estimates(own),
+        memory_budget_bytes=own["memory_budget_bytes"] if own.get("estimate") else None,
         parallelism=job.parallelism,
         num_replicas=config.num_replicas,
         model_flops=None if job.lengths is not None else own["flops_per_sample"],  # those of the longest sample
@@ -264,8 +269,34 @@ def trace_costs(
         max_steps=config.max_steps,
         divisibility=config.divisibility,
         other_settings=tuple(_compare_traced_settings(records)),
-        notes=(*own["notes"], *(note for note, applies in notes.items() if applies)),
+        notes=(*_note_of_estimate(own), *own["notes"], *(note for note, applies in notes.items() if applies)),
     )
+
+
+def _read_estimates(record: Mapping[str, Any]) -> Iterator[tuple[int, PassCost]]:
+    """Yield the cost of a pass of each size that a `trace` event has an estimate of, where it fits."""
+    estimate = record.get("estimate")
+    for size, seconds in (estimate or {"pass_s": {}})["pass_s"].items():
+        if int(size) <= record["max_micro_batch_size"]:
+            peak_bytes = record["peak_memory_bytes"][size]
+            cost = PassCost(seconds=seconds, last_s=seconds, is_exact=False, is_estimated=True, peak_bytes=peak_bytes)
+            yield int(size), cost
+
+
+def _predict_by_estimates(record: Mapping[str, Any]) -> PredictedSpeeds | None:
+    passes = dict(_read_estimates(record))
+    if not passes:
+        return None
+    speeds = tuple(size / cost.seconds for size, cost in passes.items())
+    return PredictedSpeeds(sizes=tuple(passes), samples_per_s=speeds, fits=(1.0,) * len(passes))
+
+
+def _note_of_estimate(record: Mapping[str, Any]) -> tuple[str, ...]:
+    estimate = record.get("estimate")
+    if not estimate:
+        return ()
+    within = f"to within {2 * estimate['relative_sd']:.0%} (two standard deviations)"
+    return (f"seconds of passes are estimated for {estimate['device_name']}, not run, {within}",)
 
 
 def _describe_source(record: Mapping[str, Any], config: Config) -> str:

@@ -150,8 +150,12 @@ def count_bytes(values: Any, probe_batch: int) -> Polynomial:
 
 
 def result_itemsize(result: Any) -> int:
-    """Return the bytes of an element of an operator's first tensor."""
-    return next(leaf.itemsize for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+    """Return the bytes of an element of an operator's first tensor of floating-point numbers, else of its first one.
+
+    Attention that runs again has the state of its random numbers before its result.
+    """
+    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return next((one for one in tensors if one.is_floating_point()), tensors[0]).itemsize
 
 
 def model_share(operator: Any, hardware_flops: Polynomial) -> Polynomial:

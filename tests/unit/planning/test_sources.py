@@ -12,10 +12,10 @@ from bexplore.host.records import from_record
 from bexplore.job import Job, Parallelism
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation
-from bexplore.planning.api import plan, plan_as_in_file, read_source
+from bexplore.planning.api import PlanSource, plan, plan_as_in_file, plan_from, read_source
 from bexplore.planning.costs import find_peak
 from bexplore.planning.network import FILE_NAME
-from bexplore.planning.request import Devices, PlanRequest
+from bexplore.planning.request import Amount, Devices, PlanRequest
 from bexplore.planning.sources import read_costs, trace_costs
 from tests.unit.config.builders import Folder, sections
 from tests.unit.planning.builders import timed_network
@@ -227,3 +227,30 @@ def test_a_plan_has_the_name_and_the_peak_of_each_device_of_the_table(tmp_path, 
 
     assert found.device_name == DEVICES[key].name
     assert found.peak_flops_per_s == find_peak(config.job, DEVICES[key].bfloat16_flops_per_s)
+
+
+ESTIMATE = {
+    "device_name": "NVIDIA H100 80GB HBM3",
+    "pass_s": {"1": 0.01, "4": 0.02, "16": 0.05, "32": 0.1},
+    "relative_sd": 0.2,
+    "micro_batch_size": 16,
+    "samples_per_s": 320.0,
+}
+ESTIMATED = record(estimate=ESTIMATE, peak_memory_bytes=dict.fromkeys(ESTIMATE["pass_s"], 2**30))
+ESTIMATED["memory_budget_bytes"] = 2**36
+
+
+def test_estimated_passes_are_planned_and_told_as_such(costs):
+    found = costs(ESTIMATED)
+
+    (one,) = plan_from(PlanSource(costs=found), PlanRequest(batch_sizes=(Amount(number=64),))).plans
+    assert one.micro_batch_size == 16 and one.step_time_s == pytest.approx(2 * 0.05)  # of two replicas
+    assert one.basis[0] == "passes of size 16: estimated, not run, without the update"
+    assert "estimated for NVIDIA H100 80GB HBM3, not run, to within 40%" in " ".join(found.notes)
+    assert 32 not in found.passes  # it does not fit
+
+
+def test_a_stated_speed_goes_before_an_estimated_one(costs):
+    request = PlanRequest(batch_sizes=(Amount(number=64),), rate=Amount(number=100.0))
+    (one,) = plan_from(PlanSource(costs=costs(ESTIMATED)), request).plans
+    assert one.step_time_s == pytest.approx(64 / 100.0 / 2)
