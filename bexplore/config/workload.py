@@ -218,7 +218,7 @@ def _check_launcher(problems: Problems, settings: ExploreSettings) -> None:
 _NAMED_COLUMNS = 8  # of a table, in an error
 _MOST_BYTES = 256 * 2**20  # of a file of lengths
 _KEY: KeyPath = ("explore", "lengths")
-_IMAGE_TASKS = ("image_classification",)  # whose samples have no length
+_IMAGE_TASKS = ("image_classification",)  # whose samples have a side in pixels for a length
 
 
 def with_lengths(problems: Problems, settings: ExploreSettings, job: Job, in_tokens: bool = False) -> Job:
@@ -228,7 +228,7 @@ def with_lengths(problems: Problems, settings: ExploreSettings, job: Job, in_tok
     of a training that does not say otherwise, and a padding collator's mask is given to models of transformers.
     """
     options = settings.lengths
-    if options is None or not _has_lengths(problems, job):
+    if options is None or not _has_lengths(problems, job, in_tokens):
         return job
     if options.source is not None:
         _check_loader(problems, job)
@@ -314,14 +314,22 @@ def _check_loader(problems: Problems, job: Job) -> None:
         )
 
 
-def _has_lengths(problems: Problems, job: Job) -> bool:
-    is_of_images = job.workload == "transformers" and job.model.get("task") in _IMAGE_TASKS
-    if job.workload in ("decoder", "transformers", "imported") and not is_of_images:
+def _is_of_images(job: Job) -> bool:
+    return job.workload == "transformers" and job.model.get("task") in _IMAGE_TASKS
+
+
+def _has_lengths(problems: Problems, job: Job, in_tokens: bool) -> bool:
+    if _is_of_images(job) and in_tokens:
+        problems.error(
+            _KEY, "a batch of images has no number of tokens here", "type micro_batch_size: explore, not tokens"
+        )
+        return False
+    if job.workload in ("decoder", "transformers", "imported"):
         return True
     problems.error(
         _KEY,
-        f"samples of {job.model.get('task', job.workload)} have no length here",
-        "remove it; the decoder, text tasks of transformers, and code of your own take lengths",
+        f"samples of {job.workload} have no length here",
+        "remove it; the decoder, tasks of transformers, and code of your own take lengths",
     )
     return False
 
@@ -330,6 +338,8 @@ def _data(settings: ExploreSettings, job: Job, lengths: Lengths) -> dict[str, An
     data = dict(job.data)
     if job.workload != "transformers":
         return data
+    if _is_of_images(job):
+        return data | {"image_size": lengths.longest}
     data["sequence_length"] = lengths.longest
     options = settings.workload.transformers if settings.workload is not None else None
     is_given = options is not None and "attention_mask" in options.model_fields_set

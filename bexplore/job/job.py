@@ -222,13 +222,15 @@ class Job:
     def at_length(self, length: int) -> Job:
         """Return the job whose samples all have one length, as the user's own callables are told it, too.
 
-        The targets of a sample are shorter in proportion.
+        The targets of a sample are shorter in proportion. The length of an image is its side.
         """
         model, data = self.model, dict(self.data)
         if self.workload == "imported" and self.lengths is not None:
             model = {**model, "arguments": {**(model.get("arguments") or {}), self.lengths.argument: length}}
         if data.get("target_length"):
             data["target_length"] = max(1, round(data["target_length"] * length / (self.sequence_length or length)))
+        if "image_size" in data:
+            data["image_size"] = length
         return dataclasses.replace(self, model=model, data=data, sequence_length=length, lengths=None)
 
     def fingerprint(self, **environment: object) -> str:

@@ -29,6 +29,7 @@ from bexplore.workloads.workload import Workload, assemble
 _MASKED_SHARE = 0.15  # of the tokens of a sample; source: BERT (arXiv 1810.04805)
 _IGNORED_LABEL = -100  # torch's cross entropy leaves it out by default
 _DEFAULT_IMAGE_SIZE = 224  # pixels; for models whose configuration has none, such as ResNet
+_OTHER_SIZES = "interpolate_pos_encoding"  # by which the forward pass of a model takes images of other sizes
 _DEFAULT_LOSS = "ForCausalLM"
 
 HostBatch = dict[str, torch.Tensor]
@@ -84,10 +85,10 @@ def build_transformers(job: Job) -> Workload:
     plan = _tensor_plan(model, job.parallelism.tensor_parallel_degree)
     return assemble(
         job,
-        _OwnLoss(model),
+        _OwnLoss(model, _find_keywords(job, model)),
         make_batch,
         batch_dimensions=batch_dimensions,
-        make_batch_of_length=make_batch if "sequence_length" in task.data_keys else None,
+        make_batch_of_length=make_batch,
         tensor_plan=plan,
     )
 
@@ -123,13 +124,21 @@ def _tensor_plan(model: Any, degree: int) -> dict[str, str] | None:
 class _OwnLoss(nn.Module):
     """The loss that a `transformers` model computes when it gets labels."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, keywords: Mapping[str, Any]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.keywords = model, dict(keywords)
 
     def forward(self, batch: HostBatch) -> torch.Tensor:
         """Return scalar loss of a batch of keyword arguments."""
-        return self.model(**batch).loss
+        return self.model(**batch, **self.keywords).loss
+
+
+def _find_keywords(job: Job, model: nn.Module) -> dict[str, Any]:
+    """Return what a model needs to take images of other sizes than its configuration's."""
+    size = getattr(model.config, "image_size", None)
+    is_other = "image_size" in job.data and job.data["image_size"] != size
+    takes = _OTHER_SIZES in inspect.signature(model.forward).parameters
+    return {_OTHER_SIZES: True} if takes and (job.lengths is not None or is_other) else {}
 
 
 def _import_library() -> ModuleType:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode
+from bexplore.job.lengths import Lengths
 from bexplore.workloads import build
 
 pytest.importorskip("transformers", reason="the extra `hf` is not installed")
@@ -101,6 +102,16 @@ def test_every_sample_has_as_many_masked_tokens():
 def test_source_and_target_have_lengths_of_their_own():
     (batch,) = build(make_job("t5")).make_batch(2)
     assert (batch["input_ids"].shape, batch["labels"].shape) == ((2, 12), (2, 5))
+
+
+@pytest.mark.parametrize("model_type", ["vit", "resnet"])
+def test_images_of_several_sizes_are_batches_of_several_lengths(model_type):
+    lengths = Lengths.from_samples([8, 12, 16])
+    workload = build(make_job(model_type, data={"image_size": 16}, lengths=lengths, sequence_length=16))
+    for size in (8, 16):
+        (batch,) = workload.make_batch_of_length(3, size)
+        assert batch["pixel_values"].shape == (3, 3, size, size)
+        assert workload.forward_backward((batch,)).isfinite()
 
 
 def test_a_mask_of_ones_is_given_where_it_is_asked_for():

@@ -364,12 +364,16 @@ def test_a_file_of_lengths_is_as_wrong_for_all_variants_as_for_one(folder):
     assert "problems in" not in told
 
 
-@pytest.mark.parametrize("lengths", [[10, 20], {"file": "none.txt"}])
-def test_images_have_no_length(folder, lengths):
-    told = refusal(folder, lengths, workload={"transformers": IMAGES})
+def test_the_length_of_an_image_is_its_side(folder):
+    job = folder.load(sections(explore={"lengths": [64, 96], "workload": {"transformers": IMAGES}})).job
+    assert job.data == {"image_size": 96}
+    assert job.at_length(64).data == {"image_size": 64}
 
-    assert "samples of image_classification have no length here | remove it; " in told
-    assert "problems in" not in told
+
+def test_a_number_of_tokens_holds_no_images(folder):
+    values = sections(explore={"lengths": [64, 96], "workload": {"transformers": IMAGES}})
+    values["train_input"]["micro_batch_tokens"] = values["train_input"].pop("micro_batch_size")
+    assert "type micro_batch_size: explore, not tokens" in folder.refusal(values)
 
 
 def test_mistakes_are_told_together_with_those_elsewhere(folder):
