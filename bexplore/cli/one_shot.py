@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from bexplore.actions.probe import probe_once
 from bexplore.actions.trace import trace_devices, trace_job
 from bexplore.cli.field_names import name_options
 from bexplore.cli.options import CONFIG, DEVICE_NAME, Common, common_options
-from bexplore.cli.plan_options import parse_number
+from bexplore.cli.plan_options import parse_device_names, parse_prices
 from bexplore.diagnosis.profiled import find_profile_bottlenecks
 from bexplore.emulated_gpu.config_environment import build_environment
 from bexplore.errors import ExitCode, UserInputError
@@ -148,8 +146,8 @@ def trace(
         common = common.with_override(f"explore.memory_budget={memory_budget}")
     sizes = _numbers(micro_batch_sizes, option="--micro-batch-sizes", example="1,2,4")
     numbers = _numbers(devices, option="--devices", example="1,8,64", most=_MOST_DEVICES)
-    names = _device_names(device_name)
-    prices = _prices(price_per_device_hour, names)
+    names = parse_device_names(device_name)
+    prices = parse_prices(price_per_device_hour, names)
     given: dict[str, Any] = {
         "micro_batch_sizes": sizes,
         "model_dir": common.model_dir,
@@ -181,30 +179,6 @@ def trace(
         click.echo(name_options(table))
     if not any(record["max_micro_batch_size"] for record in records):
         sys.exit(ExitCode.NOTHING_FITS)
-
-
-def _device_names(text: str | None) -> list[str]:
-    return list(dict.fromkeys(filter(None, (part.strip() for part in (text or "").split(",")))))
-
-
-def _prices(text: str | None, names: Sequence[str]) -> dict[str, float]:
-    """Return the price of an hour of each device that is named; one device takes a number alone."""
-    prices: dict[str, float] = {}
-    for part in filter(None, (text or "").split(",")):
-        name, _, amount = (piece.strip() for piece in part.rpartition("="))
-        name = name or (names[0] if len(names) == 1 else "")
-        if name not in names:
-            raise UserInputError(
-                f'--price-per-device-hour: "{part}" is of no device of --device-name',
-                hint=f"type {','.join(f'{one}=2.5' for one in names) or '--device-name h100 too'}",
-            )
-        prices[name] = parse_number(amount, "--price-per-device-hour", f"{name}=2.5")
-        if not (math.isfinite(prices[name]) and prices[name] > 0):
-            raise UserInputError(
-                f"--price-per-device-hour must be above 0, not {amount}",
-                hint=f"type --price-per-device-hour {name}=2.5",
-            )
-    return prices
 
 
 def _numbers(text: str | None, *, option: str, example: str, most: int = 10**9) -> tuple[int, ...] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from bexplore.cli.plan_options import (
     options_in_errors,
     parse_bandwidth,
     parse_batch_sizes,
+    parse_device_names,
     parse_devices,
     parse_number,
+    parse_prices,
     parse_rate,
     parse_until,
     parse_whole,
@@ -25,6 +28,7 @@ from bexplore.errors import UserInputError
 from bexplore.output.plan_table import plan_table
 from bexplore.output.table import stdout_width
 from bexplore.planning.api import is_run, open_source, plan_from
+from bexplore.planning.plan import Plans
 from bexplore.planning.request import PlanRequest, Work
 
 
@@ -38,7 +42,7 @@ from bexplore.planning.request import PlanRequest, Work
 @click.option("--batch-size", metavar="N[,N...]", help="Global batch sizes: 512 samples, or '4M tokens'.")
 @click.option("--devices", metavar="N[,N...]", help="Devices, or nodes x devices: 8,64 or 4x8.")
 @click.option("--until", metavar="DURATION", help="The time that there is, such as 30d: how many devices it needs.")
-@click.option("--price-per-device-hour", metavar="PRICE", help="In any currency.")
+@click.option("--price-per-device-hour", metavar="PRICE", help="In any currency; of several: h100=2.5,a100=1.6.")
 @click.option("--tensor-parallel", metavar="N", help="Devices that share each layer.")
 @click.option("--pipeline-stages", metavar="N", help="Devices that share the layers.")
 @click.option("--network", metavar="FILE", type=click.Path(path_type=Path), help="What bexplore network wrote.")
@@ -49,7 +53,7 @@ from bexplore.planning.request import PlanRequest, Work
     metavar="SHARE",
     help="Share of the time that trains: 0.9 with the usual restarts and checkpoints.",
 )
-@click.option("--device-name", metavar="NAME", help="Plan a CONFIG for a device by name, such as h100.")
+@click.option("--device-name", metavar="NAME", help="Plan a CONFIG for a device, such as h100, or several.")
 @click.option("--mfu", metavar="SHARE", help="Model-flops utilization of a whole step, 0 to 1, for a CONFIG.")
 @click.option("--hfu", metavar="SHARE", help="The same with recomputed operations counted.")
 @click.option("--throughput", metavar="RATE", help="Of one device in a whole step, '24000 tokens/s', for a CONFIG.")
@@ -64,6 +68,7 @@ def plan(source: Path, common: Common, **options: Any) -> None:
       bexplore plan local_compile_train/job --tokens 300B --devices 8,64,4x8
       bexplore plan local_compile_train/job --tokens 300B --until 30d --price-per-device-hour 2.5
       bexplore plan job.yaml --device-name h100 --mfu 0.4 --tokens 1.4T --batch-size '4M tokens' --devices 256
+      bexplore plan job.yaml --device-name h100,a100 --tokens 3B --price-per-device-hour h100=2.5,a100=1.6
     """
     network = _read_network(options)
     if common.overrides and is_run(source):
@@ -72,19 +77,30 @@ def plan(source: Path, common: Common, **options: Any) -> None:
             hint="leave it out, or name the configuration in place of the run",
         )
     with options_in_errors():
-        request = _read_request(options)
-        found = open_source(
-            source,
-            load=common.load_own_job,
-            device_name=options["device_name"],
-            model_dir=common.model_dir,
-            on_progress=common.report_wait,
-        )
-        plans = plan_from(found, request, network=network)
+        names = parse_device_names(options["device_name"])
+        prices = parse_prices(options["price_per_device_hour"], names) if names else {}
+        request = _read_request(options | ({"price_per_device_hour": None} if prices else {}))
+        wanted: Sequence[str | None] = names or [None]
+        for number, name in enumerate(wanted):
+            found = open_source(
+                source,
+                load=common.load_own_job,
+                device_name=name,
+                model_dir=common.model_dir,
+                on_progress=common.report_wait,
+            )
+            price = None if name is None else prices.get(name)
+            own = request if price is None else replace(request, price_per_device_hour=price)
+            plans = plan_from(found, own, network=network)
+            head = f"{name}: " if len(names) > 1 else ""
+            _show(plans, common, head=f"\n{head}" if number else head)
+
+
+def _show(plans: Plans, common: Common, *, head: str) -> None:
     if common.as_json:
         texts = [json.dumps(record) for record in plans.records()]
     else:
-        texts = [plan_table(plans, width=stdout_width())]
+        texts = [head + plan_table(plans, width=stdout_width())]
     for text in texts:
         click.echo(name_options(text))
 

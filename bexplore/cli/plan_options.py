@@ -78,6 +78,31 @@ def parse_number(text: str, option: str, example: str) -> float:
         raise UserInputError(f'{option} must be a number, not "{text}"', hint=f"type {option} {example}") from None
 
 
+def parse_device_names(text: str | None) -> list[str]:
+    """Read names of devices with commas between them, each once."""
+    return list(dict.fromkeys(filter(None, (part.strip() for part in (text or "").split(",")))))
+
+
+def parse_prices(text: str | None, names: Sequence[str]) -> dict[str, float]:
+    """Return the price of an hour of each device that is named; one device takes a number alone."""
+    prices: dict[str, float] = {}
+    for part in filter(None, (text or "").split(",")):
+        name, _, amount = (piece.strip() for piece in part.rpartition("="))
+        name = name or (names[0] if len(names) == 1 else "")
+        if name not in names:
+            raise UserInputError(
+                f'--price-per-device-hour: "{part}" is of no device of --device-name',
+                hint=f"type {','.join(f'{one}=2.5' for one in names) or '--device-name h100 too'}",
+            )
+        prices[name] = parse_number(amount, "--price-per-device-hour", f"{name}=2.5")
+        if not (math.isfinite(prices[name]) and prices[name] > 0):
+            raise UserInputError(
+                f"--price-per-device-hour must be above 0, not {amount}",
+                hint=f"type --price-per-device-hour {name}=2.5",
+            )
+    return prices
+
+
 def parse_whole(text: str, option: str, example: str) -> int:
     """Read a whole number of an option, such as `300B`."""
     try:

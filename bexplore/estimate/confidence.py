@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 # Seconds by which a launch may be later than the model has it, one standard deviation. Source:
-# benchmarks/results/whole_steps.md: what a line through the two published sizes of a job leaves for no sample at all is
-# 22 ms in the median of six, of passes with some 2,500 kernels.
+# benchmarks/results/whole_steps.md: published = a x estimated + b through the two sizes of a job has a |b| of 23 ms in
+# the median of eight jobs, whose passes have some 2,500 kernels.
 LAUNCH_SD_S = 9e-6
 # Standard deviation of ln of the speed of one size over that of its half. Source:
 # benchmarks/results/estimated_scores.md: what the variogram of products grows by over two doublings, up to 0.05.

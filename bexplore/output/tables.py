@@ -98,14 +98,13 @@ def compared_devices_table(records: Sequence[Mapping[str, Any]], *, width: int |
         ),
         is_number=(False, True, True, True, *((True, True) if has_prices else ())),
     )
-    sd = max((one["relative_sd"] for one in estimates if one), default=None)
     unknown = [record["named_device"] for record in records if not record["estimate"]]
     why = "not even one sample fits, no peak is published, or Triton, which makes a device's program, is not installed"
     lines = [
         *table.as_lines(width),
         "",
         *_cheapest(records),
-        *(() if sd is None else (f"Estimated, not run: each speed to within {2 * sd:.0%} (two standard deviations).",)),
+        *_error_of_estimates(estimates),
         *((f"No estimate for {', '.join(unknown)}: {why}.",) if unknown else ()),
     ]
     return "\n".join([*lines, *_notes(records)])
@@ -181,10 +180,12 @@ def settings_table(records: Sequence[Mapping[str, Any]], *, width: int | None = 
     """Return the table of `trace` events of a job's variants: a row for each, the file's own settings first."""
     first = records[0]
     sizes = _spread(list(first["peak_memory_bytes"]))
+    estimates = [record.get("estimate") for record in records]
+    speeds = ("fastest at", "estimated samples/s") if any(estimates) else ()
     table = Table(
-        headings=("settings", "largest that fits", "operations", *(f"peak at {size}  " for size in sizes)),
-        rows=tuple((record["name"], *_cells_of_variant(record, sizes)) for record in records),
-        is_number=(False, True, True, *(True for _ in sizes)),
+        headings=("settings", "largest that fits", *speeds, "operations", *(f"peak at {size}  " for size in sizes)),
+        rows=tuple((record["name"], *_cells_of_variant(record, sizes, has_speeds=bool(speeds))) for record in records),
+        is_number=(False, True, *(True for _ in speeds), True, *(True for _ in sizes)),
     )
     lines = [
         *_not_traced(records),
@@ -195,16 +196,25 @@ def settings_table(records: Sequence[Mapping[str, Any]], *, width: int | None = 
         *table.as_lines(width),
         "",
         "operations of a pass are those over the file's own settings; * is more than the memory budget",
+        *_error_of_estimates(estimates),
     ]
     return "\n".join([*lines, *_notes(records)])
 
 
-def _cells_of_variant(record: Mapping[str, Any], sizes: Sequence[str]) -> tuple[str, ...]:
+def _error_of_estimates(estimates: Sequence[Mapping[str, Any] | None]) -> tuple[str, ...]:
+    sd = max((one["relative_sd"] for one in estimates if one), default=None)
+    return () if sd is None else (f"Estimated, not run: each speed to within {2 * sd:.0%} (two standard deviations).",)
+
+
+def _cells_of_variant(record: Mapping[str, Any], sizes: Sequence[str], *, has_speeds: bool) -> tuple[str, ...]:
     if record["peak_memory_bytes"] is None:
         return (f"cannot be traced: {record['reason']}",)
     operations = record["operations_over_file"]
     over = "unknown" if operations is None else f"{operations:.2f}x"
-    return str(record["max_micro_batch_size"] or "none"), over, *(_marked(record, size) for size in sizes)
+    estimate = record.get("estimate") or {"micro_batch_size": "unknown", "samples_per_s": None}
+    speed = "unknown" if estimate["samples_per_s"] is None else f"{estimate['samples_per_s']:.4g}"
+    speeds = (str(estimate["micro_batch_size"]), speed) if has_speeds else ()
+    return str(record["max_micro_batch_size"] or "none"), *speeds, over, *(_marked(record, size) for size in sizes)
 
 
 def _spread(sizes: Sequence[str]) -> list[str]:

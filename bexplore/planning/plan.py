@@ -54,6 +54,7 @@ class Plans:
         """Yield a `training_plan` event for each plan, and a `training_plan_refused` event for what cannot be."""
         shared = {
             "origin": self.costs.origin,
+            "device_name": self.costs.device_name,
             "notes": list(self.notes),
             "other_settings": [dataclasses.asdict(one) for one in self.costs.other_settings],
         }

@@ -7,6 +7,7 @@ from bexplore.cli.plan_options import (
     parse_bandwidth,
     parse_batch_sizes,
     parse_devices,
+    parse_prices,
     parse_rate,
     parse_until,
     parse_whole,
@@ -112,3 +113,23 @@ def test_more_samples_than_a_batch_has_are_refused():
     with pytest.raises(UserInputError, match="more than 1,000,000,000 samples"):
         parse_batch_sizes("4B")
     assert parse_batch_sizes("4B tokens") == (Amount(number=4e9, is_tokens=True),)
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "prices"),
+    [
+        (None, ["h100"], {}),
+        ("2.5", ["h100"], {"h100": 2.5}),
+        ("h100=2.5, a100=1.6", ["h100", "a100"], {"h100": 2.5, "a100": 1.6}),
+        ("a100=1.6", ["h100", "a100"], {"a100": 1.6}),
+    ],
+)
+def test_prices_belong_to_devices_that_are_named(text, names, prices):
+    assert parse_prices(text, names) == prices
+
+
+@pytest.mark.parametrize("text", ["2.5", "l40s=1", "h100=", "h100=x", "h100=-1", "h100=nan", "h100=0"])
+def test_a_price_of_no_device_or_of_no_amount_is_refused_with_an_example(text):
+    with pytest.raises(UserInputError, match="--price-per-device-hour") as error:
+        parse_prices(text, ["h100", "a100"])
+    assert "h100=2.5" in error.value.hint
