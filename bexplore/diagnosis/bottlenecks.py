@@ -531,7 +531,7 @@ def _wave_hint(rows: int, columns: int, num_multiprocessors: int) -> list[Bottle
         _shape(
             f"the feed-forward matrix of {rows} x {columns} makes {tiles} tiles, {counted(waves, 'wave')} on "
             f"{num_multiprocessors} multiprocessors, filled to {efficiency:.0%}",
-            "sizes nearby may fill the last wave; the search has measured those that it could",
+            "sizes nearby may fill the last wave; the search has tried those that it could",
             {"num_tiles": tiles, "num_waves": waves, "wave_efficiency": efficiency},
         )
     ]

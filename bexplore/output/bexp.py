@@ -171,7 +171,8 @@ def probe_sentence(event: ProbeFinished) -> str:
     if observation.is_estimated:
         words = share_words(observation.details["estimate"]["shares"])
         seconds = format_seconds(observation.pass_time_s)
-        return f"{head}: estimated {observation.samples_per_s:.4g} samples/s, pass {seconds} ({words}), {memory}"
+        speed = format_rate(observation.samples_per_s)
+        return f"{head}: estimated {speed} samples/s, pass {seconds} ({words}), {memory}"
     return (
         f"{head}: measured {format_rate(observation.samples_per_s)} samples/s, "
         f"pass {format_seconds(observation.pass_time_s)} "

@@ -91,7 +91,7 @@ def compared_devices_table(records: Sequence[Mapping[str, Any]], *, width: int |
                 record["named_device"],
                 str(record["max_micro_batch_size"] or "none"),
                 str(one.get("micro_batch_size") or "unknown"),
-                f"{one['samples_per_s']:.4g}" if one else "unknown",
+                format_rate(one["samples_per_s"]) if one else "unknown",
                 *((_money(one.get(key)) for key in _PRICES) if has_prices else ()),
             )
             for record, one in zip(records, estimates, strict=True)
@@ -114,7 +114,7 @@ _PRICES = ("price_per_device_hour", "cost_per_million_samples")
 
 
 def _money(amount: float | None) -> str:
-    return "unknown" if amount is None else f"{amount:.3g}"
+    return "unknown" if amount is None else f"{amount:,.0f}" if amount >= 1000 else f"{amount:.3g}"
 
 
 def _cheapest(records: Sequence[Mapping[str, Any]]) -> list[str]:
