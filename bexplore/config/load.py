@@ -23,6 +23,7 @@ from bexplore.job import Mode
 _SECTIONS = (*cerebras.SECTIONS, "explore")
 _NEAR_SECTION = 0.75  # similarity from which an unread section is taken for a misspelt one
 _NO_FILE = Path("the command line")
+_COMMAND = ("explore", "command")
 _MICRO_BATCH_SIZE = ("micro_batch_size",)  # `--set micro_batch_size=...` sets it wherever the layout keeps it
 
 
@@ -41,8 +42,9 @@ def load_config(
     Raises:
         UserInputError: The file is wrong; one error lists each mistake with line, rule, value and what to type.
     """
-    read = document.read(Path(path)) if path is not None else Document(path=_NO_FILE, values={})
     given = [Override.parse(text) for text in overrides]
+    argv = next((one.value for one in given if one.parts == _COMMAND and isinstance(one.value, list)), [])
+    read = document.read(Path(path), argv=argv) if path is not None else Document(path=_NO_FILE, values={})
     for override in given:
         if override.parts != _MICRO_BATCH_SIZE:
             _refuse_unknown_section(override, list(read.values))

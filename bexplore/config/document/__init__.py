@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from bexplore.job.batching import MAX_SAMPLES
 
 MAX_FILE_BYTES = 2 * 2**20  # public files that list their data have 300 KiB, which are read in 0.3 s
 _OF_ANY_FORMAT = (".cfg", ".ini", ".conf")  # YAML in some programs
+_PLAIN_IN_SHELL = re.compile(r"[\w@%+=:,./{}-]+")
 _LIKE_A_SIZE = re.compile(r"batch|micro|bsz|(?:^|_)m?bs(?:$|_)", re.IGNORECASE)  # names of sizes in any program
 _NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
 
@@ -194,15 +196,15 @@ class Problems:
             raise UserInputError("\n".join(lines))
 
 
-def read(path: Path) -> Document:
-    """Read a file whose top level is a mapping."""
-    return parse(path, read_text(path))
+def read(path: Path, *, argv: Sequence[str] = ()) -> Document:
+    """Read a file whose top level is a mapping; the words of a typed command that takes it are for its error."""
+    return parse(path, read_text(path), argv=argv)
 
 
-def parse(path: Path, text: str) -> Document:
+def parse(path: Path, text: str, *, argv: Sequence[str] = ()) -> Document:
     """Return the document of a file's text, whose top level is a mapping."""
     if path.suffix == ".py" or (path.suffix in _OF_ANY_FORMAT and not _holds_mapping(path, text)):
-        raise _refuse_code(path, text)
+        raise _refuse_code(path, text, argv)
     if path.suffix == ".toml":
         table, places = toml.read(text, str(path))
         return Document(path=path, values=_with_lower_word(table), positions=places, header=_read_header(text))
@@ -237,7 +239,7 @@ def _with_lower_word(value: Any, key: Any = "") -> Any:
     return WORD if is_word(value) and _LIKE_A_SIZE.search(str(key)) else value
 
 
-def _refuse_code(path: Path, text: str) -> UserInputError:
+def _refuse_code(path: Path, text: str, argv: Sequence[str]) -> UserInputError:
     """Return the error of a configuration that is a program or of no known format, with the way by the command line.
 
     Sources: `--cfg-options` of mmengine, mmcv and xtuner; detectron2's lazy overrides; nanoGPT's configurator.
@@ -250,9 +252,18 @@ def _refuse_code(path: Path, text: str) -> UserInputError:
     elif "LazyCall" in text or "dataloader.train" in text:
         options = "dataloader.train.total_batch_size={micro_batch_size} train.output_dir={output_dir}"
         line = f"python tools/lazyconfig_train_net.py --config-file {path} {options}"
+    refused = f"{path} is not YAML, JSON or TOML, so its copies cannot hold each size, and {{config}} is not for it"
+    if re.search(rf"\b{WORD}\b", text) and any("{config}" in word for word in argv):
+        copy = f"{{output_dir}}/{path.name}"
+        edit = rf'sed "s/\b{WORD}\b/{{micro_batch_size}}/" {shlex.quote(str(path))}'
+        # Braces need no quotes; a shell would take them into the inner ones.
+        words = (word.replace("{config}", copy) for word in argv)
+        start = " ".join(word if _PLAIN_IN_SHELL.fullmatch(word) else shlex.quote(word) for word in words)
+        line = shlex.quote(f"{edit} > {copy}; exec {start}")
+        return UserInputError(refused, hint=f"let the command make the copy: bexplore explore -- bash -c {line}")
     by_variable = f"--env SIZE={{micro_batch_size}} -- python train.py {path} --out_dir={{output_dir}}"
     return UserInputError(
-        f"{path} is not YAML, JSON or TOML, so its copies cannot hold each size, and {{config}} is not for it",
+        refused,
         hint=f"give the size by an option: bexplore explore -- {line}\n"
         f'or by a variable that it reads, as os.environ["SIZE"]: bexplore explore {by_variable}',
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -389,6 +391,19 @@ def test_a_configuration_that_is_code_takes_its_size_by_an_option(tmp_path, name
 
     assert words.replace("{path}", str(tmp_path / name)) in raised.value.hint
     assert all("{output_dir}" in line for line in raised.value.hint.splitlines())  # else it is refused as it stands
+
+
+def test_a_file_of_no_known_format_is_copied_by_the_command_that_was_typed(tmp_path):
+    text = "[net]\nbatch=explore\nsubdivisions=1\n"
+    command = json.dumps(["python", "train.py", "-m", "{config}", "--out", "{output_dir}", "a b"])
+    with pytest.raises(UserInputError) as raised:
+        file = tmp_path / "net.cfg"
+        file.write_text(text)
+        load_config(file, overrides=[f"explore.command={command}"])
+
+    start = shlex.split(raised.value.hint.partition("bexplore explore -- ")[2])
+    copy = f'sed "s/\\bexplore\\b/{{micro_batch_size}}/" {file} > {{output_dir}}/net.cfg'
+    assert start == ["bash", "-c", f"{copy}; exec python train.py -m {{output_dir}}/net.cfg --out {{output_dir}} 'a b'"]
 
 
 LIGHTNING = """\
