@@ -29,8 +29,12 @@ from bexplore.host.accelerators import Device
 # the inner dimension is split. With 64 x 256, 192 x 128 and 256 x 192, or 3, 6 and 8 parts, kernels left out had the
 # same errors within 0.2 % (median) and 0.5 % (p90): benchmarks/kernel_times.py.
 _TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
-_SPLITS = (1, 2, 4)
+_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# More than 4 parts have at least so many elements of the inner dimension each: gradients of weights sum over samples
+# and positions. Chosen beyond the longest one of the fitted kernels, 11,008; benchmarks/whole_steps.py has such.
+_FEW_PARTS, _LEAST_INNER = 4, 4096
 _CANDIDATES = np.array([(*tile, parts) for tile in _TILES for parts in _SPLITS], dtype=float)
+_NEVER_S = 1e9  # of what is no candidate
 _INNER_STEP = 64  # elements of the inner dimension that a tile loads at once
 _SUM_BYTES = SINGLE_BYTES  # of an element of a partial sum
 # Elements: tensor cores load 16 bytes at once. Source: NVIDIA's matrix multiplication guide, whose figure shows about
@@ -49,7 +53,7 @@ _HOPPER = (9, 0)
 
 # Standard deviation of ln of a whole pass beyond that of its kernels: what the model leaves out, such as a slow host.
 # Source: benchmarks/results/whole_steps.md, root mean square of 33 published passes of 15 jobs.
-PROGRAM_SD = 0.155
+PROGRAM_SD = 0.156
 
 
 class Bound(StrEnum):
@@ -276,7 +280,8 @@ def _candidate_seconds(peaks: Peaks, own: ProductEfficiency, shapes: Shapes) -> 
     result_bytes = shapes.itemsize * shapes.rows * shapes.columns * shapes.batch
     body_s = body_s + own.store_share * result_bytes / peaks.bytes_per_s
     slowed_s = body_s * (1 + own.clock_loss * body_s / (body_s + _CLOCK_S))
-    return np.asarray(slowed_s + own.launch_s + is_split * own.split_s)
+    is_candidate = (parts <= _FEW_PARTS) | (shapes.inner >= parts * _LEAST_INNER)
+    return np.where(is_candidate, slowed_s + own.launch_s + is_split * own.split_s, _NEVER_S)
 
 
 def _estimate_stream(peaks: Peaks, efficiencies: Efficiencies, kernel: Stream) -> KernelEstimate:

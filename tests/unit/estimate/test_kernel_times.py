@@ -80,7 +80,7 @@ def test_more_of_any_dimension_never_makes_a_product_much_faster(key):
         (product(8192, 8192, 8192), Bound.ARITHMETIC),
         (product(16, 8192, 8192), Bound.BANDWIDTH),
         (product(64, 64, 64), Bound.LAUNCH),
-        (product(128, 128, 65536), Bound.WAVES),  # a handful of tiles for 132 multiprocessors
+        (product(128, 128, 16384), Bound.WAVES),  # a handful of tiles for 132 multiprocessors
         (Stream(num_bytes=1e9), Bound.BANDWIDTH),
         (Stream(num_bytes=1e3), Bound.LAUNCH),
     ],
@@ -98,6 +98,11 @@ def test_a_product_that_is_not_aligned_takes_longer():
 def test_a_batch_of_small_products_shares_one_launch():
     one, batch = product(128, 128, 64), product(128, 128, 64, batch=64)
     assert seconds("h100", batch) < 8 * seconds("h100", one)
+
+
+def test_a_sum_over_many_positions_is_cut_into_parts():
+    positions = 3_211_264  # of the gradient of a first convolution's weights, whose operands take 0.7 ms to read
+    assert seconds("a100", product(64, 147, positions)) < 3 * 2 * (64 + 147) * positions / 2e12
 
 
 def test_products_of_both_precisions_have_times_of_their_own():
