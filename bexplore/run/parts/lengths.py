@@ -142,7 +142,8 @@ def _compile_time_s(ran: Observation | None) -> float | None:
 
 
 def _others(lengths: Lengths, micro_batch_size: int, ran: Observation | None) -> dict[str, OtherCollation]:
-    timed: Mapping[str, Any] = ran.details.get("collations", {}) if ran is not None else {}
+    # an emulated device has no times
+    timed: Mapping[str, Any] = {} if ran is None or ran.is_emulated else ran.details.get("collations", {})
     own_filled = 1.0 - lengths.padding_share(micro_batch_size)
     found = {}
     for other in lengths.others:

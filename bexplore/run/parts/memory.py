@@ -18,7 +18,8 @@ class MemoryPart:
     """The memory of the recommended size; None if unknown."""
 
     peak_memory_bytes: int | None = None  # peak of the live tensors
-    predicted_peak_memory_bytes: int | None = None  # the same by the trace; None without a trace
+    # The same by the trace, or by steps measured at small sizes; None without either
+    predicted_peak_memory_bytes: int | None = None
     resident_memory_bytes: int | None = None  # memory that the process or the allocator held for these tensors
     memory_headroom_bytes: int | None = None  # memory budget less the larger of peak and resident memory
 
@@ -46,7 +47,7 @@ class MemoryPart:
         texts.append("with the longest samples" if self.is_of_longest else "")
         texts.append(self.headroom_words())
         if view.is_emulated and predicted:  # the peak is all that was looked for
-            texts.append(f"the trace predicted {format_bytes(predicted)}, {100 * (predicted / peak - 1.0):+.1f}%")
+            texts.append(f"predicted {format_bytes(predicted)}, {100 * (predicted / peak - 1.0):+.1f}%")
         yield Row("memory", ", ".join(filter(None, texts)))
 
     def headroom_words(self) -> str:

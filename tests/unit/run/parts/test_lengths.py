@@ -148,6 +148,8 @@ def test_a_collation_was_timed_as_passes_and_is_told_as_speed():
 
     assert others["sorted"].measured == pytest.approx(1.25)
     assert others["packed"].measured is None
+    emulated = observed(SIZE, details={"collations": {"sorted": 0.8}, "is_emulated": True})
+    assert found(ran=emulated).others["sorted"].measured is None  # such a device has no times
 
 
 def test_a_longer_pass_of_packed_rows_serves_more_samples():
