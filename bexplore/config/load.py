@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,14 @@ def _refuse_unknown_section(override: Override, sections: list[str]) -> None:
 
 def _notice_misspelt_sections(problems: Problems, sections: Sequence[str]) -> str:
     """Warn of an unread section whose name is near to a read one; return the last guess, for a hint."""
-    guess = ""
-    for key in problems.document.values:
+    guess, values = "", problems.document.values
+    for key, value in values.items():
         near = close_match(key, sections, cutoff=_NEAR_SECTION)
-        is_like = near != "trainer" or cerebras.is_modelzoo({near: problems.document.values[key]})
-        if key not in sections and near is not None and near not in problems.document.values and is_like:
+        if near is None or key in sections or near in values:
+            continue
+        # A section of a file that would be of the ModelZoo with it: `model` is a key of many programs.
+        is_like = isinstance(value, Mapping | list) and cerebras.is_modelzoo({**values, near: value})
+        if near == "explore" or is_like:
             guess = f"did you mean {quote(near)} by {quote(key)}?"
             if near == "explore":  # no other program reads this section: its settings would be lost
                 problems.error((key,), f"the section {quote(key)} is not read", f"did you mean {quote(near)}?")

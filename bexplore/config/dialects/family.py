@@ -234,9 +234,13 @@ class Family:
 
 
 def find_sizes(values: Mapping[str, Any]) -> list[KeyPath]:
-    """Return the paths near the top of a file that are named as a batch size of the training, the shortest first."""
+    """Return the paths near the top of a file that are named as a batch size of the training.
+
+    Those of a micro-batch come first, then the shortest.
+    """
     near = (path for path in paths_below(values, ()) if len(path) <= _NEAR_TOP and path[0] != "explore")
-    return sorted((path for path in near if SIZE_NAME.fullmatch(str(path[-1]))), key=len)
+    found = (path for path in near if SIZE_NAME.fullmatch(str(path[-1])))
+    return sorted(found, key=lambda path: ("micro" not in str(path[-1]).lower(), len(path)))
 
 
 LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed", "srun")

@@ -50,7 +50,7 @@ def holds_word_elsewhere(document: Document, likeness: Likeness) -> bool:
 
 
 def place_size(document: Document, override: Override) -> Iterator[tuple[KeyPath, Override]]:
-    """Yield where `micro_batch_size` goes: to the word in a file of one's own, else to its only batch size.
+    """Yield where `micro_batch_size` goes: to the word in a file of one's own, that key, or its only batch size.
 
     Where a command takes the size at its placeholder alone, bounds go to `explore.min` and `explore.max`.
 
@@ -59,7 +59,9 @@ def place_size(document: Document, override: Override) -> Iterator[tuple[KeyPath
     """
     words = [*find_words(document)]
     values = Values(document.values)
-    found = words or list(dict.fromkeys(values.follow(path) for path in find_sizes(document.values)))
+    named = values.path(".".join(override.parts))  # the file may have a key of that very name
+    sizes = find_sizes(document.values) if named is None else [named]
+    found = words or list(dict.fromkeys(map(values.follow, sizes)))
     if len(found) == 1:
         yield found[0], override
         return
@@ -71,9 +73,9 @@ def place_size(document: Document, override: Override) -> Iterator[tuple[KeyPath
     message = f"{override.source}: the command takes its size at {{micro_batch_size}}, and no file has a key for it"
     hint = "leave it out, and every size from explore.min to explore.max is explored"
     if found:
-        named = [".".join(map(str, path)) for path in found]
-        message = f"{override.source}: {document.path} has several batch sizes: {', '.join(named)}"
-        hint = f"name the one to set: {named[0]}={override.source.partition('=')[2]}"
+        places = [".".join(map(str, path)) for path in found]
+        message = f"{override.source}: {document.path} has several batch sizes: {', '.join(places)}"
+        hint = f"name the one to set: {places[0]}={override.source.partition('=')[2]}"
     raise UserInputError(message, hint=hint)
 
 

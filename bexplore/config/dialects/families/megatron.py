@@ -11,7 +11,7 @@ search: Transformers and accelerate copy the value from their arguments.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from bexplore.config.dialects.family import Family, Numbers, Program, Signature
 from bexplore.config.document.values import Values
@@ -129,6 +129,24 @@ NEMO = Family(
     note="replicas: trainer.devices x trainer.num_nodes over the model-parallel sizes",
 )
 
+# What nanotron's `run_train.py` reads. Source: nanotron.config.Config, which refuses others; nanotron.trainer.
+_SECTIONS_OF_NANOTRON = frozenset(
+    (
+        *("general", "parallelism", "model", "tokenizer", "checkpoints", "logging", "tokens", "optimizer", "data"),
+        *("data_stages", "profiler", "lighteval", "s3_upload", "metrics_logging", "explore"),
+    )
+)
+_MODELS_OF_NANOTRON = frozenset(("is_llama_config", "is_qwen2_config", "is_starcoder2_config"))
+
+
+def _program_of_nanotron(values: Values, num_processes: int) -> Program:
+    """Return nanotron's script; its examples of other models, and forks with sections of theirs, have their own."""
+    model = values.get("model.model_config")
+    kinds = {key for key in model if str(key).startswith("is_")} if isinstance(model, Mapping) else set()
+    is_certain = _SECTIONS_OF_NANOTRON.issuperset(values.values) and _MODELS_OF_NANOTRON.issuperset(kinds)
+    return Program(launched=("run_train.py", "--config-file", "{config}"), is_certain=is_certain)
+
+
 NANOTRON = Family(
     name="nanotron",
     title="nanotron",
@@ -144,7 +162,7 @@ NANOTRON = Family(
         *("parallelism.recompute_layer", "parallelism.tp", "parallelism.pp", "parallelism.context_parallel_size"),
         *("model.dtype", "model.model_config", "optimizer.zero_stage", "optimizer.accumulate_grad_in_fp32"),
     ),
-    program=lambda values, num_processes: Program(launched=("run_train.py", "--config-file", "{config}")),
+    program=_program_of_nanotron,
     note="started by torchrun from nanotron's folder",
 )
 

@@ -127,11 +127,28 @@ def test_the_asynchronous_recipe_of_torchtune_has_its_size_in_a_section(tmp_path
     assert (config.layout, config.command.file.paths("micro_batch_size")) == ("torchtune", [("training", "batch_size")])
 
 
-def test_a_file_without_the_word_names_its_own_key_to_type_it_at(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("train:\n  batch_size: 24\n", "train.batch_size"),
+        ("batch_size: 64\ntrain: {micro_batch_size: 16}\n", "train.micro_batch_size"),
+    ],
+)
+def test_a_file_without_the_word_names_its_own_key_to_type_it_at(tmp_path, text, key):
     with pytest.raises(UserInputError) as raised:
-        load(tmp_path, "train:\n  batch_size: 24\n", 'explore.command=["t", "{config}"]')
+        load(tmp_path, text, 'explore.command=["t", "{config}"]')
 
-    assert "or train.batch_size: explore in its file" in raised.value.hint
+    assert f"or {key}: explore in its file" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "text", ["models: {a: 1}\n", "model_id: m\n", "train_on_input: true\n", "optimizer_args: {lr: 1}\n", "d_model: 8\n"]
+)
+def test_a_usual_key_is_no_misspelt_section_of_another_program(tmp_path, text):
+    with pytest.raises(UserInputError, match="is a file of your own") as raised:
+        load(tmp_path, text)
+
+    assert "did you mean" not in raised.value.hint
 
 
 def test_the_script_beside_the_file_is_in_the_line_with_its_options(tmp_path):
@@ -224,6 +241,12 @@ RUN = "torchrun --standalone --nproc-per-node 1"
         ("job.yaml", COMPOSER.replace("NAME", "flex_bert"), "type composer main.py {config}"),
         ("job.yaml", "# composer a/pre.py x.yaml\n" + COMPOSER.replace("NAME", "m"), "type composer a/pre.py {config}"),
         ("job.yaml", NANOTRON, f"{RUN} run_train.py --config-file {{config}}"),
+        ("job.yaml", NANOTRON + "doremi: {}\n", f"type {RUN} run_train.py --config-file {{config}}"),
+        (
+            "job.yaml",
+            NANOTRON + "model: {model_config: {is_mamba_config: true}}\n",
+            f"type {RUN} run_train.py --config-file {{config}}",
+        ),
         (
             "job.yaml",
             "# torchrun x/run_train.py --config-file y\n" + NANOTRON,
@@ -324,6 +347,7 @@ COMMAND = 'explore.command=["t", "{config}"]'
     [
         ("train:\n  batch_size: 24\n", ("train", "batch_size")),
         ("a:\n  b: [1, explore]\nbatch_size: 24\n", ("a", "b", 1)),
+        ("batch_size: 64\nmicro_batch_size: 16\n", ("micro_batch_size",)),
     ],
 )
 def test_a_size_of_the_command_line_goes_to_the_files_own_key(tmp_path, text, path):
