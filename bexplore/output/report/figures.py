@@ -9,7 +9,7 @@ from bexplore.measurement.probe import Observation, Outcome
 from bexplore.output.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
 from bexplore.output.report.report_data import ReportData
 from bexplore.run.parts.choice import FrontPoint
-from bexplore.units import counted, format_bytes, format_rate, format_seconds
+from bexplore.units import counted, format_bytes, format_count, format_rate, format_seconds
 
 # A budget beyond this multiple of the highest peak would press the peaks flat; the caption mentions it instead.
 NEAR_BUDGET = 2.5
@@ -41,13 +41,14 @@ def throughput(data: ReportData) -> Figure:
         band = Band(name="90% credible band", points=[(s, low, high) for s, low, _, high in shown], role="posterior")
         median = Line(name="posterior median", points=[(s, middle) for s, _, middle, _ in shown], role="posterior")
         marks = [band, median, *marks]
+    noun = "estimate" if data.result.is_estimated else "measurement"
     answer = f" Recommended: {data.micro_batch_size}." if data.micro_batch_size else ""
     return Figure(
         key="throughput",
         title="Samples per second over micro-batch size",
-        description=f"{counted(len(data.measured), 'measurement')} of {counted(len(data.sizes), 'size')}.{answer}",
+        description=f"{counted(len(data.measured), noun)} of {counted(len(data.sizes), 'size')}.{answer}",
         x=_sizes(data),
-        y=value_axis("samples/s", highest, lambda value: f"{value:,.4g}"),
+        y=value_axis("samples/s", highest, _show_rate),
         marks=tuple(marks),
     )
 
@@ -72,7 +73,7 @@ def curves(data: ReportData) -> Figure | None:
         description=f"{counted(len(ran), 'combination')} of settings ran, of {len(data.names)}; the latest probe of "
         "each size.",
         x=size_axis(min(sizes), max(sizes)),
-        y=value_axis("samples/s", max(item.samples_per_s for item in measured), lambda value: f"{value:,.4g}"),
+        y=value_axis("samples/s", max(item.samples_per_s for item in measured), _show_rate),
         marks=tuple([*marks, *_chosen(data)]),
     )
 
@@ -88,7 +89,8 @@ def front(data: ReportData) -> Figure | None:
             x=float(item.peak_memory_bytes or 0),
             y=item.samples_per_s,
             text=f"probe {item.probe.number}, {data.names[item.probe.variant]}, size {item.micro_batch_size}: "
-            f"measured {format_rate(item.samples_per_s)} samples/s, peak {format_bytes(item.peak_memory_bytes)}",
+            f"{item.outcome.value} {format_rate(item.samples_per_s)} samples/s, "
+            f"peak {format_bytes(item.peak_memory_bytes)}",
         )
         for item in measured
     ]
@@ -109,7 +111,7 @@ def front(data: ReportData) -> Figure | None:
         title="Speed over memory",
         description=f"{counted(len(points), 'size')} with settings that no other beats in both; {len(ran)} ran.",
         x=value_axis("peak memory", max(memories), format_bytes, binary=True),
-        y=value_axis("samples/s", max(speeds), lambda value: f"{value:,.4g}"),
+        y=value_axis("samples/s", max(speeds), _show_rate),
         marks=tuple(marks),
     )
 
@@ -132,14 +134,14 @@ def memory(data: ReportData) -> Figure | None:
     if predicted:
         marks.append(Line(name="predicted by the trace", points=predicted, role="trace"))
     dots = [_peak(item) for item in measured]
-    marks.append(Dots(name="measured peak", dots=dots, role="measured", shape="filled"))
+    marks.append(Dots(name=f"{data.verb} peak", dots=dots, role="measured", shape="filled"))
     crosses = [_failure(item, float(budget or max(peaks))) for item in refused]
     marks.append(Dots(name="out of memory", dots=crosses, role="budget", shape="cross"))
     far = f" The budget, {format_bytes(budget)}, lies far above." if budget is not None and not is_near else ""
     return Figure(
         key="memory",
         title="Peak memory over micro-batch size",
-        description=f"{counted(len(measured), 'measured peak')}, {len(refused)} out of memory.{far}",
+        description=f"{counted(len(measured), f'{data.verb} peak')}, {len(refused)} out of memory.{far}",
         x=axis,
         y=value_axis("peak memory", max(peaks), format_bytes, binary=True),
         marks=tuple(marks),
@@ -185,6 +187,8 @@ def _sizes(data: ReportData) -> Axis:
 
 def _name_programs(data: ReportData) -> tuple[str, str]:
     """Return what to call measurements of the search alone, and those of what trains."""
+    if data.result.is_estimated:
+        return data.verb, data.verb
     if data.view.is_of_command:
         return "measured in a shared start", "measured in a start of its own"
     if all(item.ran_eagerly for item in data.measured):  # nothing is compiled: sizes share a process, and its heap
@@ -198,7 +202,8 @@ def _speeds(data: ReportData, *, shared: bool) -> list[Dot]:
         if item.probe.compilation.is_for_search is shared:
             low, high = _spread(item)
             text = (
-                f"probe {item.probe.number}, size {item.micro_batch_size}: measured {format_rate(item.samples_per_s)} "
+                f"probe {item.probe.number}, size {item.micro_batch_size}: {item.outcome.value} "
+                f"{format_rate(item.samples_per_s)} "
                 f"samples/s, pass {format_seconds(item.pass_time_s)}, {len(item.pass_times_s)} timed, "
                 f"the middle half at {format_rate(low)} to {format_rate(high)} samples/s"
             )
@@ -208,7 +213,7 @@ def _speeds(data: ReportData, *, shared: bool) -> list[Dot]:
 
 def _speed_of(item: Observation, name: str) -> Dot:
     low, high = _spread(item)
-    text = f"{name}, size {item.micro_batch_size}: measured {format_rate(item.samples_per_s)} samples/s"
+    text = f"{name}, size {item.micro_batch_size}: {item.outcome.value} {format_rate(item.samples_per_s)} samples/s"
     return Dot(x=item.micro_batch_size, y=item.samples_per_s, low=low, high=high, text=text)
 
 
@@ -220,6 +225,11 @@ def _front_dot(point: FrontPoint) -> Dot:
         f"peak {format_bytes(point.peak_memory_bytes)}, {kind}"
     )
     return Dot(x=float(point.peak_memory_bytes), y=point.samples_per_s, text=text)
+
+
+def _show_rate(value: float) -> str:
+    """Return the text beside a tick, which is short."""
+    return format_rate(value) if value < 1e6 else format_count(value)
 
 
 def _spread(item: Observation) -> tuple[float, float]:

@@ -79,7 +79,13 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         keep_trailing_newline=".md." in name,
         undefined=jinja2.StrictUndefined,
     )
-    filters = {"seconds": format_seconds, "bytes": format_bytes, "table": _html_table, "code": mark_code}
+    filters = {
+        "seconds": format_seconds,
+        "bytes": format_bytes,
+        "rate": format_rate,
+        "table": _html_table,
+        "code": mark_code,
+    }
     environment.filters |= filters
     environment.globals["counted"] = counted
     template = environment.from_string((files("bexplore.output.report") / name).read_text(encoding="utf-8"))
@@ -209,7 +215,7 @@ def probes_table(data: ReportData) -> Table:
     """
     probes, names = data.observations, data.names
     speeds: list[tuple[str, bool, list[str]]] = [
-        ("measured samples/s", True, [_speed(item) for item in probes]),
+        (f"{data.verb} samples/s", True, [_speed(item) for item in probes]),
         ("pass", True, [_pass(item) for item in probes]),
         ("passes", True, [str(len(item.pass_times_s)) for item in probes]),
     ]

@@ -76,6 +76,11 @@ class ReportData:
         return tuple(item for item in self.of_answer if item.is_measured)
 
     @property
+    def verb(self) -> str:
+        """Return how their times are known: `measured` or `estimated`."""
+        return "estimated" if self.result.is_estimated else "measured"
+
+    @property
     def peak_flops_per_s(self) -> float | None:
         """Return the published peak of the arithmetic that the job uses; None where it is not in the table."""
         return self.job.peak_flops_per_s(published_device(self.result.device_info))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,11 @@ def test_the_report_of_an_estimate_says_so(in_folder):
     events = events_of()
     for event in events:
         write(event)
-    assert "estimated for NVIDIA H100 80GB HBM3, not run" in Path(events[-1].run.directory, "report.html").read_text()
+    page = Path(events[-1].run.directory, "report.html").read_text()
+    assert "estimated for NVIDIA H100 80GB HBM3, not run" in page
+    assert "estimated samples/s" in page
+    assert "estimated peak" in page
+    assert not re.search(r"measured (peak|samples|[\d.,]+ samples)|measurements? of \d", page)
 
 
 def test_the_same_seed_gives_the_same_answer(in_folder):
