@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from bexplore.errors import TraceError
+from bexplore.errors import WITHOUT_TRACE, TraceError
 from bexplore.host.torch_interfaces import CHECKED_VERSIONS
 from bexplore.workloads.modules import local
 
@@ -249,7 +249,15 @@ def is_in_backward() -> bool:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return the identity of a tensor's memory, which views of it share."""
-    return storage_key_of(tensor.untyped_storage())
+    return storage_key_of(_find_storage(tensor))
+
+
+def _find_storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    if "sparse" in str(tensor.layout):
+        raise TraceError(
+            f"The memory of sparse tensors ({tensor.layout}) follows from their values.", hint=WITHOUT_TRACE
+        )
+    return tensor.untyped_storage()
 
 
 def storage_key_of(storage: torch.UntypedStorage) -> int:
@@ -260,7 +268,7 @@ def storage_key_of(storage: torch.UntypedStorage) -> int:
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the memory of tensors, each piece once; of those that ranks share, of the rank's own part."""
     parts = map(local, tensors)
-    return sum({storage_key(part): int(part.untyped_storage().nbytes()) for part in parts}.values())
+    return sum({storage_key(part): int(_find_storage(part).nbytes()) for part in parts}.values())
 
 
 def is_shared(kind: type) -> bool:

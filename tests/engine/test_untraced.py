@@ -22,12 +22,12 @@ REASON = "a branch depends on the data"
 def config_of(tmp_path, monkeypatch):
     monkeypatch.setenv("BEXPLORE_CACHE_DIR", str(tmp_path / "cache"))
 
-    def write(model: str, request: str = "explore"):
+    def write(model: str, request: str = "explore", optimizer: str = "AdamW"):
         workload = {"model": f"untraceable:{model}", "batch": "untraceable:samples", "loss": "untraceable:loss"}
         document = {
             "train_input": {"batch_size": 1024, "micro_batch_size": request},
             "runconfig": {"num_csx": 1, "model_dir": str(tmp_path / "runs")},
-            "optimizer": {"type": "adamw", "lr": 0.001},
+            "optimizer": {"optimizer_type": optimizer, "learning_rate": 0.001},
             "explore": {"device": "cpu", "compile": False, "workload": workload, "memory_budget": "1GiB"},
         }
         path = tmp_path / "job.yaml"
@@ -49,6 +49,19 @@ def test_steps_at_small_sizes_tell_the_memory_of_large_ones(config_of, tmp_path,
     with EngineRunner(RunnerSettings(job=job, run_dir=tmp_path)) as runner:
         large = runner(Probe(number=0, micro_batch_size=512, max_passes=1))
     assert measured.peak_memory_bytes(512) == pytest.approx(large.peak_memory_bytes, rel=0.01)
+
+
+# DistributedDataParallel itself refuses a sparse buffer.
+@pytest.mark.parametrize(
+    ("model", "optimizer", "num_devices"), [("SparseTable", "SGD", [1, 2]), ("SparseGraph", "AdamW", [1])]
+)
+def test_sparse_tensors_are_measured_and_said_to_be(config_of, model, optimizer, num_devices):
+    config = config_of(model, optimizer=optimizer)
+    record, *_ = trace_job(config)
+    assert "sparse tensors (torch.sparse_coo)" in record["why_untraced"]
+    assert record["measured_at"]
+    assert "sparse tensors" in devices_table(trace_job(config, num_devices=num_devices))
+    assert "sparse tensors" in trace_costs(config, device_name=None, model_dir=None).origin
 
 
 def test_a_job_without_a_trace_has_tables_and_plans_that_say_so(config_of):

@@ -43,6 +43,31 @@ class Branching(_Base):
         return self.finish(hidden.sigmoid() if max(sizes) > 0 else hidden)
 
 
+class SparseTable(_Base):
+    """A table whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2000, WIDTH, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = (x[..., 0].abs() * 500).long().clamp(max=1999)
+        return self.finish(F.gelu(self.first(self.table(places))))
+
+
+class SparseGraph(_Base):
+    """A graph as a sparse matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        graph = torch.rand(LENGTH, LENGTH)
+        self.register_buffer("graph", (graph * (graph > 0.8)).to_sparse())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = torch.sparse.mm(self.graph, x.transpose(0, 1).flatten(1))
+        return self.finish(F.gelu(self.first(mixed.view(LENGTH, -1, WIDTH).transpose(0, 1))))
+
+
 class _TanhOfNumpy(torch.autograd.Function):
     @staticmethod
     def forward(context, x):

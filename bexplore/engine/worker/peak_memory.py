@@ -83,10 +83,21 @@ def storages(trees: Iterable[Any]) -> dict[int, int]:
     """Return the bytes of each distinct storage in the pytrees by its address; of tensors that ranks share likewise."""
     found: dict[int, int] = {}
     for leaf in tree_leaves(list(trees)):
-        if isinstance(leaf, torch.Tensor):
-            storage = local(leaf).untyped_storage()
+        for part in _list_parts(leaf) if isinstance(leaf, torch.Tensor) else ():
+            storage = part.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return found
+
+
+def _list_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that hold a tensor's memory: itself, or the places and values of a sparse one."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [local(tensor)]
 
 
 def _profiled_peak(step: Callable[[], Any], alive: Mapping[int, int]) -> int:
