@@ -91,6 +91,7 @@ def explore(name: str) -> Row:
         "job": name,
         "first_line_s": first_s,
         "answer_s": time.monotonic() - began_s,
+        "load": os.getloadavg()[1],  # of the machine, in the mean of five minutes: what it did beside
         "processor_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         "trace_s": trace["trace_s"],
         "num_probes": result["num_probes"],
@@ -119,6 +120,7 @@ def markdown(report: Row) -> str:
     facts = report["facts"]
     lines = [
         f"| {row['job']} | {row['first_line_s']:.0f} | {row['answer_s']:.0f} | {row['processor_s']:.0f} | "
+        f"{row['load']:.1f} | "
         f"{row['num_probes']} | {row['micro_batch_size']} | {row['samples_per_s']:.4g} | {row['confidence']} | "
         f"{'' if row['mfu'] is None else format(row['mfu'], '.0%')} |"
         for row in report["rows"]
@@ -129,10 +131,11 @@ def markdown(report: Row) -> str:
             "",
             f"`{facts['command']}`, {facts['at']}, {facts['processors']} processors ({facts['processor']}), torch "
             f"{facts['torch']}. Each job is explored for an H100, with nothing remembered. Wanted: the first line in "
-            f"{FIRST_LINE_S:.0f} s, the answer in {ANSWER_S:.0f} s. Sizes, speeds, scores and MFU are estimates.",
+            f"{FIRST_LINE_S:.0f} s, the answer in {ANSWER_S:.0f} s. Sizes, speeds, scores and MFU are estimates. "
+            "Where the load is above 1, other work had a part of the processors: the processor's seconds tell.",
             "",
-            "| job | first line s | answer s | processor s | probes | size | samples/s | score | MFU |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+            "| job | first line s | answer s | processor s | load | probes | size | samples/s | score | MFU |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
             *lines,
             "",
         ]

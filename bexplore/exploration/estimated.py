@@ -31,8 +31,8 @@ from bexplore.search.settings import SearchSettings
 from bexplore.trace.cost_model import CostModel, KernelKind, TracedKernel
 from bexplore.units import format_bytes
 
-# Of the trace's error, within which memory must fit. Source: 95 of 100 of a normal error.
-SURE_SDS = 1.645
+# Of the trace's error, within which memory must fit: a size that fits with 84 of 100.
+LIKELY_SDS = 1.0
 MOST_WAVES = 8.0  # beyond, a last wave that is nearly empty costs less than the model's error
 INTERVAL_SDS = 1.96  # Source: 95 %, `measurement.statistics.LEVEL`
 INSTEAD = "explore.emulate: true runs it on an emulated device, which tells what fits, and no speed"
@@ -55,8 +55,9 @@ class TracedProgram:
 class EstimateRunner:
     """Answers probes by estimates, of several variants of a job; a runner without hardware."""
 
-    def __init__(self, device: Device, programs: Sequence[TracedProgram], *, budget_bytes: int) -> None:
+    def __init__(self, device: Device, programs: Sequence[TracedProgram], *, budget_bytes: int, smallest: int) -> None:
         self.device = device
+        self.smallest = smallest  # size, which is not refused for the error of the trace alone
         self.programs = programs
         self.budget_bytes = budget_bytes
         self.settings_of: Sequence[Mapping[str, Any]] = [{} for _ in programs]
@@ -78,7 +79,8 @@ class EstimateRunner:
             "peak_memory_bytes": peak_bytes,
             "memory_budget_bytes": self.budget_bytes,
         }
-        if self.memory_share(size, probe.variant) * math.exp(SURE_SDS * model.relative_sd) > 1.0:
+        num_sds = 0.0 if size == self.smallest else LIKELY_SDS
+        if self.memory_share(size, probe.variant) * math.exp(num_sds * model.relative_sd) > 1.0:
             reason = (
                 f"the trace predicts {format_bytes(peak_bytes)}, {format_bytes(round(peak_bytes * EXPECTED_RATIO))} "
                 f"with what the allocator holds, to within {2 * model.relative_sd:.0%}"
@@ -218,7 +220,9 @@ class EstimatedExploration(JobExploration):
             TracedProgram(job=one.job, cost_model=one.cost_model) for one in searched if one.cost_model is not None
         ]
         own = [TracedProgram(job=self.config.job, cost_model=held.cost_model)]
-        runner = EstimateRunner(self._device, programs or own, budget_bytes=held.budget.budget_bytes)
+        runner = EstimateRunner(
+            self._device, programs or own, budget_bytes=held.budget.budget_bytes, smallest=self.config.minimum
+        )
         if searched:
             runner.settings_of = [dict(one.settings) for one in searched]
         return runner

@@ -70,7 +70,7 @@ def events_of(device: str = "h100", *overrides: str) -> list:
 
 def runner_of(budget_bytes: int = 75 * GIB, **fields) -> EstimateRunner:
     program = TracedProgram(job=Job(workload="decoder", model={}), cost_model=dataclasses.replace(TRACE, **fields))
-    return EstimateRunner(DEVICES["h100"], [program], budget_bytes=budget_bytes)
+    return EstimateRunner(DEVICES["h100"], [program], budget_bytes=budget_bytes, smallest=1)
 
 
 def test_a_probe_is_answered_as_estimated_and_tells_no_measured_time():
@@ -88,6 +88,12 @@ def test_a_probe_is_answered_as_estimated_and_tells_no_measured_time():
 def test_a_size_fits_where_it_does_so_in_spite_of_the_error_of_the_trace(size, outcome):
     assert runner_of(relative_sd=0.0)(Probe(number=0, micro_batch_size=28)).outcome == "estimated"
     assert runner_of(relative_sd=0.01)(Probe(number=0, micro_batch_size=size)).outcome == outcome
+
+
+def test_the_smallest_size_is_not_refused_for_the_error_of_the_trace_alone():
+    probe = Probe(number=0, micro_batch_size=1)
+    assert runner_of(round(11.5 * GIB), relative_sd=0.1)(probe).outcome == "estimated"
+    assert runner_of(10 * GIB, relative_sd=0.1)(probe).outcome == "out_of_memory"
 
 
 def test_a_trace_without_kernels_has_no_estimate():
