@@ -55,6 +55,7 @@ class ModelWatch:
         self._rows_per_sample: dict[int, float] = {}  # of models whose calls are to show when own batches arrive
         self._handles: list[Any] = []
         self._watched: list[Any] = []
+        self._called: tuple[Any, int, list[Any]] | None = None  # the last model, its rows and its inputs
         self._counted: Any = None  # the model whose calls show the samples of each step
 
     @property
@@ -92,32 +93,36 @@ class ModelWatch:
                 self._handles.append(module.register_forward_pre_hook(self._note_inputs, with_kwargs=True))
 
     def _note_inputs(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        observer = self._observer
         try:
-            if not observer.is_training():
+            if not self._observer.is_training():
                 return
             leaves = self._find_inputs(args, kwargs)
             rows = read_leading_dimension(leaves)
-            if (
-                rows is None
-            ):  # text, or objects: the parts of the model, which are watched next, are called with tensors
-                return
-            if self._counted is not None:
-                if module is self._counted:
-                    self.samples.append((observer.number_of_step(), rows))
-                return
-            self.inputs.append((rows, sum(leaf.numel() for leaf in leaves)))
-            has_fetched = bool(observer.loaders.fetches.count_rows())
-            if not has_fetched:  # else the batches of the loaders are compared
-                observer.loaders.note_digest(leaves)
-            if len(self.inputs) < FORWARD_CALLS:
-                return
-            if not has_fetched and len({one for one, _ in self.inputs}) > 1:
-                self._counted = module
-            else:
-                self.stop()
+            # Of text, or of objects, there is none: the parts of the model, which are watched next, get tensors.
+            if rows is not None:
+                self._called = module, rows, leaves
         except Exception as error:
-            observer.note("forward", error)
+            self._observer.note("forward", error)
+
+    def note_pass(self) -> None:
+        """Take over the call that a pass follows; those before it may be of the steps of an environment."""
+        if self._called is None:
+            return
+        (module, rows, leaves), self._called, observer = self._called, None, self._observer
+        if self._counted is not None:
+            if module is self._counted:
+                self.samples.append((observer.number_of_step(), rows))
+            return
+        self.inputs.append((rows, sum(leaf.numel() for leaf in leaves)))
+        has_fetched = bool(observer.loaders.fetches.count_rows())
+        if not has_fetched:  # else the batches of the loaders are compared
+            observer.loaders.note_digest(leaves)
+        if len(self.inputs) < FORWARD_CALLS:
+            return
+        if not has_fetched and len({one for one, _ in self.inputs}) > 1:
+            self._counted = module
+        else:
+            self.stop()
 
     def _find_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the tensors that a model is called with; where there are none, its arrays of numpy as tensors."""

@@ -161,6 +161,7 @@ class Observer:
         try:
             if self.is_done:
                 self._park()
+            self.models.note_pass()
             if self.is_pending:
                 self._end_step()
             elif self._passes and not self._numel_of_optimizers and self._unseen.have_come():

@@ -40,6 +40,7 @@ def test_without_a_loader_a_few_calls_show_the_size(observe, model, tensor):
 
     for _ in range(2 * FORWARD_CALLS):
         model(tensor(4, 2), mask=tensor(4))
+        observer.models.note_pass()
 
     assert observer.models.inputs == [(4, 12)] * FORWARD_CALLS
     assert model.hooks == [] and len(observer.loaders.digests) == 3
@@ -51,8 +52,21 @@ def test_where_the_sizes_differ_all_calls_are_counted(observe, model, tensor):
 
     for rows in (4, 3, 4, 3, 4, 3):
         model(tensor(rows, 2))
+        observer.models.note_pass()
 
     assert observer.models.samples == [(0, 4), (0, 3)]  # those after the first few
+
+
+def test_calls_that_no_pass_follows_are_not_of_the_training(observe, model, tensor):
+    observer = observe()
+    observer.models.watch_inputs()
+
+    for _ in range(FORWARD_CALLS):
+        for rows in (10, 10, 4):
+            model(tensor(rows, 2))
+        observer.models.note_pass()
+
+    assert observer.models.inputs == [(4, 8)] * FORWARD_CALLS
 
 
 def test_where_a_loader_shows_the_size_no_model_is_looked_at(observe, model, tensor):
@@ -74,6 +88,7 @@ def test_a_model_that_was_compiled_in_place_gets_no_hook_of_torch(observe, model
 
     for _ in range(FORWARD_CALLS):
         model._compiled_call_impl(tensor(4, 2))
+        observer.models.note_pass()
 
     assert len(calls) == len(observer.models.inputs) == FORWARD_CALLS
     assert model._compiled_call_impl is compiled
