@@ -327,6 +327,12 @@ def _errors_row(device: str, kernels: str, row: Mapping[str, float]) -> str:
     return f"| {device} | {kernels} | {' | '.join(shown)} |"
 
 
+def estimate_prior() -> str:
+    """What estimates, right and wrong ones, do to the search."""
+    lines = (RESULTS / "estimate_prior.md").read_text().splitlines()
+    return "\n".join(line for line in lines if line.startswith("|"))
+
+
 def whole_steps() -> str:
     """How far sums of estimated kernels are from published passes."""
     lines = (RESULTS / "whole_steps.md").read_text().splitlines()

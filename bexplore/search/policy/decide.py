@@ -283,17 +283,20 @@ class _Step:
         return None
 
     def _doubted(self) -> int | None:
-        """Return a size against which only the estimate speaks; None where the answer is likely without it, too."""
-        fitted = self.fitted
+        """Return a size against which only the estimate speaks, where what may be missed by that pays the probe."""
+        fitted, best, probe = self.fitted, self.best, self.next_probe
         without = ~fitted.is_estimated
-        if without.all() or not without.any():
+        if without.all() or best is None or probe is None:
             return None
         near = fitted.near_best(self.settings.tolerance)[without]
-        own = near[:, self._winner]
-        if own.mean() >= LIKELY_WITHOUT:
+        misses = ~near[:, self._winner]
+        others = np.where(fitted.open & (fitted.measured == 0), near[misses].sum(axis=0), 0)
+        if not others.any():
             return None
-        others = np.where(fitted.open & (fitted.measured == 0), near[~own].sum(axis=0), 0)
-        return int(np.argmax(others)) if others.any() else None
+        index = int(np.argmax(others))
+        regret = np.where(without, fitted.regret(best.micro_batch_size, best.variant), 0.0).mean()
+        pays = regret * probe.training_time_s > self._each_s[index] * TIMES_BEYOND_TARGET
+        return index if pays and misses.mean() > 1.0 - LIKELY_WITHOUT else None
 
     def _unseen_gap(self, best: Recommendation) -> int | None:
         hidden = unseen_gap(self.fitted.part(best.variant), best)
