@@ -10,10 +10,8 @@ from bexplore.config.command import count_processes
 from bexplore.config.config import Config
 from bexplore.emulated_gpu.environment import emulated_environment
 from bexplore.engine.process.limits import Progress
-from bexplore.errors import UserInputError
-from bexplore.exploration.emulated import parse_device_name
+from bexplore.exploration.emulated import find_named_device
 from bexplore.exploration.setup import find_launcher
-from bexplore.job import device_kind
 
 _FIND_TORCH = (
     "from importlib.util import find_spec; s = find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
@@ -26,16 +24,9 @@ def build_environment(config: Config, on_progress: Progress = lambda report: Non
 
     Empty where the configuration names no emulated device.
     """
-    name = config.settings.device_name
-    if name is None:
+    if config.settings.device_name is None:
         return {}
-    device = config.settings.device
-    if device != "auto" and device_kind(device) != "cuda":
-        raise UserInputError(
-            f"explore.device is {device}, and explore.device_name names an emulated CUDA device",
-            hint="leave one of the two out",
-        )
-    number, emulated = parse_device_name(name)
+    number, emulated = find_named_device(config)
     on_progress({"stage": "emulate", "device": emulated.name})
     return emulated_environment(
         emulated, num_devices=number or num_devices(config), torch_folder=_find_torch_folder(config)

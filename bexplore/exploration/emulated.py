@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from bexplore.config.config import Config
 from bexplore.errors import UserInputError
 from bexplore.host.accelerators import Device, device_by_name
+from bexplore.job import device_kind
 from bexplore.measurement.probe import Observation, Probe, Runner
 from bexplore.run.result import RunResult
 
@@ -41,6 +43,17 @@ def parse_device_name(name: str) -> tuple[int | None, Device]:
     if number == 0:
         raise UserInputError(f'explore.device_name: "{name}" is no device', hint="type h100, or 8xh100 for eight")
     return number, device
+
+
+def find_named_device(config: Config) -> tuple[int | None, Device]:
+    """Return the devices that `explore.device_name` names, which another `explore.device` contradicts."""
+    device = config.settings.device
+    if device != "auto" and device_kind(device) != "cuda":
+        raise UserInputError(
+            f"explore.device is {device}, and explore.device_name names a CUDA device that is not here",
+            hint="leave one of the two out",
+        )
+    return parse_device_name(str(config.settings.device_name))
 
 
 def hide_times(runner: Runner, is_emulated: Callable[[], bool]) -> Runner:

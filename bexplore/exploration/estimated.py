@@ -15,7 +15,7 @@ from bexplore.errors import EngineError, UserInputError
 from bexplore.estimate.confidence import ErrorDraws, SizeEstimate
 from bexplore.estimate.kernels import MatrixProduct
 from bexplore.estimate.model import PROGRAM_SD, Estimate, count_waves, estimate_kernels, estimate_sum
-from bexplore.exploration.emulated import parse_device_name
+from bexplore.exploration.emulated import find_named_device
 from bexplore.exploration.finish import Finish
 from bexplore.exploration.job import JobExploration, TracedJob
 from bexplore.exploration.memory_budget import describe_absent_memory
@@ -181,7 +181,7 @@ class EstimatedExploration(JobExploration):
 
     @property
     def _device(self) -> Device:
-        number, device = parse_device_name(str(self.config.settings.device_name))
+        number, device = find_named_device(self.config)
         ranks = self.config.job.parallelism.num_ranks
         if number is not None and number not in (ranks, self.config.num_replicas):
             raise UserInputError(
@@ -193,7 +193,7 @@ class EstimatedExploration(JobExploration):
     def _on_device(self, workers: Workers) -> dict[str, Any]:
         """Return what a worker on the device would: nobody is asked."""
         device = self._device
-        assert device.capability is not None  # `parse_device_name` takes no other
+        assert device.capability is not None  # `find_named_device` takes no other
         self.config = self.config.on_device("cuda:0")
         return {
             "device": "cuda:0",

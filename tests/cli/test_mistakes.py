@@ -178,7 +178,7 @@ def test_a_build_for_the_processor_says_what_an_emulated_device_needs(tmp_path, 
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(job(explore=""))
 
-    code, _, err = said(["explore", "job.yaml", "--device-name", "h100"], capsys)
+    code, _, err = said(f"{EXPLORE} --device-name h100 --set explore.emulate=true".split(), capsys)
 
     assert code == ExitCode.USER_INPUT
     assert "needs a CUDA build of PyTorch" in err and "install PyTorch's CUDA build" in err
