@@ -76,7 +76,7 @@ def _run_child(action: str, name: str, size: int = 0) -> dict[str, Any]:
         finished = subprocess.run(command, check=True, text=True, capture_output=True, timeout=LIMIT_S, env=environment)
         answer: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as error:
-        return {"failed": error.stderr.strip().splitlines()[-1]}
+        return {"failed": error.stderr.strip().splitlines()[-1][:200]}
     except subprocess.TimeoutExpired:
         return {"failed": f"more than {LIMIT_S:.0f} s"}
     return answer
@@ -147,7 +147,8 @@ def _markdown(report: dict[str, Any]) -> str:
         predicted = row.get("predicted_peak_memory_bytes")
         actual = row["measured_peak_memory_bytes"]
         if "failed" in row or predicted is None or actual is None:
-            lines.append(f"| {name} | - | - | - | - | {row.get('failed') or row.get('not_run')} |")
+            reason = f"does not run: {row['not_run']}" if "not_run" in row else row.get("failed")
+            lines.append(f"| {name} | - | - | - | - | {reason} |")
             continue
         for size, one, other, error in zip(row["sizes"], predicted, actual, _list_errors(row), strict=True):
             mib = f"{one / 2**20:.2f} | {other / 2**20:.2f}"
@@ -163,6 +164,9 @@ def _summarize(jobs: dict[str, Any]) -> list[str]:
         own = [row for name, row in jobs.items() if name.endswith(f", {mode}") and "not_run" not in row]
         if not own:
             continue
+        missing = sum(name.endswith(f", {mode}") and name not in jobs for name in FIELD_JOBS)
+        if missing:
+            lines.append(f"{missing} models {mode} were not run yet.")
         traced = [row for row in own if "untraced" not in row and "failed" not in row]
         fitted = [row for row in own if "measured_at" in row]
         parts = [f"Of {len(own)} models that run {mode}, {len(traced)} are traced and {len(fitted)} measured instead"]
