@@ -13,7 +13,6 @@ from bexplore.measurement.probe import Compilation, Observation, Probe
 from bexplore.replay.replay import ReplayOptions, TableRunner
 from bexplore.replay.table import Curve, load_table
 from bexplore.search.loop import run_search
-from bexplore.search.posterior.estimated import SpeedPrior
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, Result
@@ -41,7 +40,6 @@ class Problem:
         seed: Of the noise.
         source: A recorded curve or a synthetic world.
         noise: Standard deviation, as a fraction, of a pass and of a run; None for the source's own, 1 % of a curve.
-        speed: An estimate of its speed; None for none.
     """
 
     world: str
@@ -49,7 +47,6 @@ class Problem:
     seed: int
     source: Curve | World
     noise: float | None = None
-    speed: SpeedPrior | None = None
 
     @property
     def space(self) -> Space:
@@ -190,10 +187,7 @@ def explored(
     observations, streamed = list[Observation](), list[tuple[int, Recommendation]]()
     try:
         for event in run_search(
-            runner,
-            space=problem.space,
-            settings=settings,
-            variants=(Variant(memory=problem.memory, speed=problem.speed),),
+            runner, space=problem.space, settings=settings, variants=(Variant(memory=problem.memory),)
         ):
             if isinstance(event, ProbeFinished):
                 observations.append(event.observation)

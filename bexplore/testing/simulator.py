@@ -362,7 +362,7 @@ def _device_curve(sizes: Array, rng: np.random.Generator, *, peaked: bool, flat:
     for share in shares:
         own_knee = knee * math.exp(0.7 * rng.standard_normal())
         sharpness = rng.uniform(1.0, 5.0)
-        work = sizes * wave_padding(sizes, rng) if rng.random() < 0.3 else sizes
+        work = sizes * _waves(sizes, rng) if rng.random() < 0.3 else sizes
         time = time + share * (work**sharpness + own_knee**sharpness) ** (1 / sharpness)
     if peaked or rng.random() < 0.25:
         start = knee * math.exp(rng.uniform(0.3, 2.5 if peaked else 4.0))
@@ -372,7 +372,7 @@ def _device_curve(sizes: Array, rng: np.random.Generator, *, peaked: bool, flat:
     return np.log(sizes / time) + rng.uniform(2, 7)
 
 
-def wave_padding(sizes: Array, rng: np.random.Generator) -> Array:
+def _waves(sizes: Array, rng: np.random.Generator) -> Array:
     """Return (work done) / (work wanted) of padding to whole waves of tiles."""
     per_wave = 2.0 ** rng.uniform(1, 6)
     waves = sizes / per_wave
@@ -456,7 +456,7 @@ def _gpu_curve(sizes: Array, peak: Array, rng: np.random.Generator) -> Array:
     """Return ln(samples/s) of a GPU: late to saturate, in steps of waves and of alignment, sometimes with a fall."""
     largest = max(sizes[peak <= BUDGET_BYTES].max(initial=0.0), sizes[0])
     knee = largest * math.exp(rng.uniform(math.log(0.02), math.log(0.5)))
-    work = sizes * wave_padding(sizes, rng) if rng.random() < 0.5 else sizes
+    work = sizes * _waves(sizes, rng) if rng.random() < 0.5 else sizes
     grain = int(rng.choice([2, 4, 8, 16]))
     loss = rng.uniform(0.01, 0.08) if rng.random() < 0.7 else 0.0
     own = rng.normal(0.0, rng.uniform(0.001, 0.005), len(sizes))

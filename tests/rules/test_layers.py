@@ -38,7 +38,7 @@ ORDER = {
     "engine": "protocol process worker program_client runner open_runner",
     "command": "observer reports timing verdicts failures start attach watch judgement runner",
     "replay": "table replay",
-    "testing": "failures simulator estimates",
+    "testing": "failures simulator",
     "run": "selection facts parts journal result run_directory fingerprint events event_records",
     "diagnosis": "bottlenecks profiled",
     "exploration": "memory_budget setup untraced emulated variants estimate finish base command job estimated",

@@ -54,9 +54,6 @@ SURELY = 2.0
 # where it would be among the best without that probe with this probability; a winner above 1 less this is, too.
 UNLIKELY_TAIL = 0.02
 UNLIKELY_NEAR_BEST = 0.1
-# An answer that rests on an estimate is challenged where it is within the tolerance of the best with a probability
-# below this by the prior without it. Source: benchmarks/results/estimate_prior.md.
-LIKELY_WITHOUT = 0.8
 # ln(samples/s) between two probes of one size, from which on a third is asked for. Source: `DISTURBED_SDS` times the
 # expected difference of two probes.
 CONTRADICTION = DISTURBED_SDS * math.sqrt(2.0) * EXPECTED_PROBE_SD
@@ -91,10 +88,7 @@ def decide(
         seed, user_compilation = settings.seed, settings.user_compilation
         if len(variants) > 1:
             return fit_joint(space, variants, known, seed=seed, user_compilation=user_compilation)
-        only = variants[0]
-        return fit_posterior(
-            space, known, memory=only.memory, speed=only.speed, seed=seed, user_compilation=user_compilation
-        )
+        return fit_posterior(space, known, memory=variants[0].memory, seed=seed, user_compilation=user_compilation)
 
     fitted = fit(finished)
     now = shift_to_present_speed(fitted, finished, settings.user_compilation)
@@ -270,9 +264,6 @@ class _Step:
         unlikely = self._unlikely()
         if unlikely is not None:
             return self._probe(unlikely, Purpose.REPLICATE)
-        doubted = self._doubted()
-        if doubted is not None:
-            return self._probe(doubted, Purpose.SEARCH)
         hidden = self._unseen_gap(self.best)
         if hidden is not None:
             return self._probe(hidden, Purpose.SEARCH)
@@ -281,22 +272,6 @@ class _Step:
         if runner_up is not None and self._verifies and self._falls_short(self.best):
             return self._exactly(runner_up)
         return None
-
-    def _doubted(self) -> int | None:
-        """Return a size against which only the estimate speaks, where what may be missed by that pays the probe."""
-        fitted, best, probe = self.fitted, self.best, self.next_probe
-        without = ~fitted.is_estimated
-        if without.all() or best is None or probe is None:
-            return None
-        near = fitted.near_best(self.settings.tolerance)[without]
-        misses = ~near[:, self._winner]
-        others = np.where(fitted.open & (fitted.measured == 0), near[misses].sum(axis=0), 0)
-        if not others.any():
-            return None
-        index = int(np.argmax(others))
-        regret = np.where(without, fitted.regret(best.micro_batch_size, best.variant), 0.0).mean()
-        pays = regret * probe.training_time_s > self._each_s[index] * TIMES_BEYOND_TARGET
-        return index if pays and misses.mean() > 1.0 - LIKELY_WITHOUT else None
 
     def _unseen_gap(self, best: Recommendation) -> int | None:
         hidden = unseen_gap(self.fitted.part(best.variant), best)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.estimated import SpeedPrior
 from bexplore.search.posterior.noise_model import estimate_level_share
 from bexplore.search.posterior.posterior import Posterior, fit_posterior
 from bexplore.search.posterior.prior import Kinship
@@ -25,7 +24,6 @@ class Variant:
     """One variant of a job, as the search knows it before anything ran."""
 
     memory: MemoryPrior | None = None  # its prior of memory; None for no limit and no trace
-    speed: SpeedPrior | None = None  # its estimated times, of a job's only variant; None for none
     log_speed: float = 0.0  # expected ln(samples/s) over that of variant 0, as its operations let expect
 
 
@@ -120,7 +118,6 @@ def join_posteriors(parts: Sequence[Posterior]) -> JointPosterior:
         own_level=np.concatenate([part.own_level for part in parts]),
         own_level_covariance=_with_independent(covariance),
         probe_sd=np.mean([part.probe_sd for part in parts], axis=0),
-        is_estimated=np.any([part.is_estimated for part in parts], axis=0),
         own_sd=np.max([part.own_sd for part in parts], axis=0),
         parts=tuple(parts),
     )

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.estimated import SpeedPrior, fastest_by_estimate
 from bexplore.search.posterior.memory import MemoryObservations, Peak, ReservedPeak, draw_boundaries
 from bexplore.search.posterior.prior import Kinship, ShapePrior
 from bexplore.search.posterior.runnable import RunBelief
@@ -140,7 +139,6 @@ def fit_posterior(
     user_compilation: Compilation = Compilation.EXACT,
     covered: Sequence[int] = (),
     kinship: Kinship | None = None,
-    speed: SpeedPrior | None = None,
 ) -> Posterior:
     """Fit the posterior.
 
@@ -149,7 +147,6 @@ def fit_posterior(
         user_compilation: The program of the training; other compilations are evidence with an extra variance.
         covered: Candidates that the domain must hold.
         kinship: The variant whose posterior it is, and what measurements of others tell of it; None for the only one.
-        speed: The estimated time of a pass of the variant; None for none.
     """
     variant = 0 if kinship is None else kinship.variant
     everything = [item for item in evidence if item.is_measured]
@@ -162,12 +159,11 @@ def fit_posterior(
     belief, drawn = RunBelief.from_evidence(space, own), None
     if belief is not None:
         drawn = belief.draw(np.random.default_rng([seed, RUNS_STREAM]).random((2, NUM_DRAWS)))
+    certain = sorted({*covered, *(item.micro_batch_size for item in evidence)})
     ends = boundaries if drawn is None else np.minimum(boundaries, drawn.ends)
-    peaks = [] if speed is None else fastest_by_estimate(speed, space.sizes, float(ends.max()))
-    certain = sorted({*covered, *peaks, *(item.micro_batch_size for item in evidence)})
     sizes = _domain(space, certain, ends, _largest_fitting(measured, remaining), remaining, belief)
     prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
-    curves = draw_curves(prior, sizes, everything, user_compilation=user_compilation, kinship=kinship, speed=speed)
+    curves = draw_curves(prior, sizes, everything, user_compilation=user_compilation, kinship=kinship)
     alive = ~np.isin(sizes, list(remaining.dropped - set(belief.may_run_again if belief else ())))
     feasible = (sizes[None, :] <= boundaries[:, None]) & alive[None, :]
     if belief is not None and drawn is not None:

@@ -116,15 +116,10 @@ class Hyper:
             length_index=length_index, smooth_sd=smooth_sd, rough_sd=rough_sd, probe_sd=probe_sd, log_weight=log_weight
         )
 
-    @classmethod
-    def num_points(cls) -> int:
-        """Return J of the grid without an estimate."""
-        return len(cls._relative_grid().log_weight)
-
     @property
     def cliff_bases(self) -> NDArray[np.intp]:
         """Points of the grid that a cliff is combined with."""
-        points = np.arange(self.num_points()).reshape(len(SMOOTH), len(ROUGH_SDS), len(PROBE_NOISE_RATIOS))
+        points = np.arange(len(self.log_weight)).reshape(len(SMOOTH), len(ROUGH_SDS), len(PROBE_NOISE_RATIOS))
         return points[list(CLIFF_SMOOTH), CLIFF_ROUGH].ravel()
 
 
@@ -181,6 +176,7 @@ class ShapePrior:
     def _evaluate(self, sizes: Array) -> Array:
         p = {name: value[:, None] for name, value in self._parameters.items()}
         b = np.asarray(sizes, float)[None, :]
+        reach = max(self.reach, 2 * self.base)
         logs = np.log(b / self.base)
         effective = (1 - p["block_share"]) * b + p["block_share"] * p["block"] * np.ceil(b / p["block"])
         value = np.log(b) - np.logaddexp(p["power"] * np.log(effective), p["power"] * np.log(p["half"])) / p["power"]
@@ -188,17 +184,8 @@ class ShapePrior:
         value = value - p["alignment_loss"] * misaligned
         past = (logs - p["decline_start"]) / p["decline_width"]
         value = value - p["decline"] * p["decline_width"] * np.logaddexp(0.0, past)
-        return value - self._pressure(b)
-
-    def pressure(self, sizes: NDArray[np.int64]) -> Array:
-        """Return (D, K), ln(samples/s) that the shapes lose as memory fills."""
-        return np.ascontiguousarray(self._pressure(np.asarray(sizes, float)[None, :]).T)
-
-    def _pressure(self, sizes: Array) -> Array:
-        p, reach = self._parameters, max(self.reach, 2 * self.base)
-        start, share, power = (p[name][:, None] for name in ("pressure_from", "pressure", "pressure_power"))
-        fullness = np.clip((sizes / reach - start) / (1 - start), 0.0, MAX_FULLNESS)
-        return np.asarray(np.log1p(share * fullness**power))
+        fullness = np.clip((b / reach - p["pressure_from"]) / (1 - p["pressure_from"]), 0.0, MAX_FULLNESS)
+        return value - np.log1p(p["pressure"] * fullness ** p["pressure_power"])
 
 
 @lru_cache(maxsize=8)

@@ -12,20 +12,12 @@ from numpy.typing import NDArray
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array, Index
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.estimated import (
-    BUMPS_KEPT,
-    SpeedPrior,
-    estimated_curves,
-    limit_trust,
-    with_estimate,
-)
 from bexplore.search.posterior.noise_model import Measurements, collect_measurements, estimates_alone
 from bexplore.search.posterior.prior import (
     CLIFF_RATE,
     CLIFF_SDS,
     LENGTHS,
     MAX_SHARE,
-    NUM_SHAPES,
     RISE_AGAIN_SHARE,
     ROUGH_OWN_SHARE,
     UNSEEN_BUMP_LOG_WIDTHS,
@@ -47,7 +39,7 @@ CLIFF_THINNING = 8
 LEVEL_SD = 1.0  # ln(samples/s), after centring. Source: far above what measurements leave open
 NEGLIGIBLE_LOG_WEIGHT = -16.0  # relative to the best. Source: exp(-16) of all points is below half a draw
 # Independent streams of random numbers of one seed. Source: arbitrary.
-NORMALS_STREAM, SELECTION_STREAM, DEVIATIONS_STREAM, RISES_STREAM, BUMPS_STREAM = 3, 4, 5, 6, 7
+NORMALS_STREAM, SELECTION_STREAM, DEVIATIONS_STREAM, RISES_STREAM = 3, 4, 5, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +60,13 @@ class _Fields:
 class _Weighed:
     """Shapes and hyper-parameters drawn in proportion to their posterior weight.
 
-    `grid`: The hyper-parameters. `shape` and `hyper`: (S,), indices. `cliff_sd`: (S,), 0 for none. `gap`: (S,), the
-    cliff is after this many distinct sizes.
+    `shape` and `hyper`: (S,). `cliff_sd`: (S,), 0 for none. `gap`: (S,), the cliff is after this many distinct sizes.
     """
 
-    grid: Hyper
     shape: Index
     hyper: Index
     cliff_sd: Array
     gap: Index
-
-    @property
-    def is_estimated(self) -> NDArray[np.bool_]:
-        """(S,), whether a curve is one around an estimate, which stand behind the shapes of the prior."""
-        return self.shape >= NUM_SHAPES
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,7 +79,6 @@ class CurveDraws:
     surprise: Array  # (D,), leave-one-out z-score of the last probe of a size, positive where it was faster; 0 if none
     own_level: Array  # (D,), ln(samples/s), estimate from the measurements of a size alone; NaN where there are none
     own_level_covariance: Array  # (D, D), of its errors, which sizes of one probe share in part
-    is_estimated: NDArray[np.bool_]  # (S,), whether a draw is one around the estimated curve
 
 
 def draw_curves(
@@ -104,7 +88,6 @@ def draw_curves(
     *,
     user_compilation: Compilation,
     kinship: Kinship | None = None,
-    speed: SpeedPrior | None = None,
 ) -> CurveDraws:
     """Draw curves from the exact posterior given shape and hyper-parameters, by Matheron's rule.
 
@@ -113,20 +96,14 @@ def draw_curves(
     Args:
         sizes: (D,), the domain; it covers every measured size.
         kinship: What measurements of other variants tell of the curve; None where there is one variant.
-        speed: An estimate of the curve; None for none.
     """
     shapes = prior.evaluate(sizes)
-    if speed is not None:
-        shapes = np.concatenate([shapes, estimated_curves(speed, prior, sizes)], axis=1)
     data, center = collect_measurements(sizes, measured, user_compilation, kinship=kinship)
     levels = shapes[data.at].mean(axis=0)
     fields = _fields(prior.seed, tuple(sizes.tolist()))
     misfit = (data.values[:, None] - shapes[data.at] + levels).T
-    hyper = Hyper.grid(data.pass_sd)
-    if speed is not None:
-        hyper = with_estimate(hyper, speed, data.pass_sd)
-    inverse, log_det = _inverse_covariance(data, fields, hyper)
-    weighed, best = _weigh(data, misfit, inverse, log_det, sizes, hyper, seed=prior.seed)
+    inverse, log_det = _inverse_covariance(data, fields)
+    weighed, best = _weigh(data, misfit, inverse, log_det, sizes, seed=prior.seed)
     z_scores = _leave_one_out(misfit[best[1]], inverse[best[0]])
     variant = kinship.variant if kinship is not None else 0
     draws = _draw(data, misfit, inverse, fields, weighed, sizes, seed=prior.seed, variant=variant)
@@ -134,7 +111,8 @@ def draw_curves(
     surprise[data.at[data.is_own]] = z_scores[data.is_own]
     alone = data.of_own_variant
     curves = draws + (shapes[:, weighed.shape] + (center - levels[weighed.shape])).T.astype(np.float32)
-    _turn_down(curves, np.unique(alone.at), sizes, weighed.is_estimated, seed=prior.seed)
+    _turn_down(curves, np.unique(alone.at), sizes, seed=prior.seed)
+    hyper = Hyper.grid(data.pass_sd)
     own_sd = np.sqrt(ROUGH_OWN_SHARE) * hyper.rough_sd[weighed.hyper]
     own = np.unique(alone.at)
     own_level, own_level_covariance = np.full(len(sizes), np.nan), np.full((len(sizes), len(sizes)), np.nan)
@@ -146,7 +124,6 @@ def draw_curves(
         surprise=surprise,
         own_level=own_level + center,
         own_level_covariance=own_level_covariance,
-        is_estimated=weighed.is_estimated,
     )
 
 
@@ -181,8 +158,9 @@ def _normals_by_size(seed: int) -> dict[int, NDArray[np.float32]]:
     return {}
 
 
-def _inverse_covariance(data: Measurements, fields: _Fields, hyper: Hyper) -> tuple[Array, Array]:
+def _inverse_covariance(data: Measurements, fields: _Fields) -> tuple[Array, Array]:
     """Return (J, n, n) and (J,): inverse and log determinant of the measurements' covariance at each grid point."""
+    hyper = Hyper.grid(data.pass_sd)
     pair = np.ix_(data.at, data.at)
     smooth = np.stack([kernel[pair] for kernel in fields.smooth])
     covariance = (
@@ -196,80 +174,43 @@ def _inverse_covariance(data: Measurements, fields: _Fields, hyper: Hyper) -> tu
 
 
 def _weigh(
-    data: Measurements,
-    misfit: Array,
-    inverse: Array,
-    log_det: Array,
-    sizes: NDArray[np.int64],
-    hyper: Hyper,
-    *,
-    seed: int,
+    data: Measurements, misfit: Array, inverse: Array, log_det: Array, sizes: NDArray[np.int64], *, seed: int
 ) -> tuple[_Weighed, tuple[int, int]]:
     """Draw (shape, hyper-parameters, cliff) by posterior weight; return the best without a cliff, too.
 
     A cliff of unknown size a ~ N(0, s^2) above a gap adds s^2 u u' to the covariance, u = 1 above the gap; its weight
     follows from the weight without it by the matrix determinant lemma.
     """
-    log_base = hyper.log_weight - 0.5 * log_det
-    num_points = Hyper.num_points()
-    plain = _log_weights(misfit[:NUM_SHAPES], inverse[:num_points], log_base[:num_points])
-    estimated = _log_weights(misfit[NUM_SHAPES:], inverse[num_points:], log_base[num_points:])
-    best = _best(plain, estimated)
+    hyper = Hyper.grid(data.pass_sd)
+    num_shapes, count = misfit.shape
+    low, high = np.tril_indices(count)  # of a symmetric form each pair once
+    pairs = np.ascontiguousarray(misfit.T)
+    forms = inverse[:, low, high] * np.where(low == high, -0.5, -1.0)
+    plain = forms.astype(np.float32) @ (pairs[low] * pairs[high]).astype(np.float32)
+    plain += (hyper.log_weight - 0.5 * log_det).astype(np.float32)[:, None]
+    best = np.unravel_index(int(np.argmax(plain)), plain.shape)
     steps, log_gap = _gaps(data.at, np.unique(data.at), sizes)
     bases = hyper.cliff_bases
     cliff_share = _share(CLIFF_RATE, sizes)
     renormalise = np.log(np.exp(hyper.log_weight[bases]).sum())
     log_prior = log_gap + np.log(cliff_share * CLIFF_THINNING) - renormalise
     thinned = plain[bases, ::CLIFF_THINNING]
-    cliffs = _log_weights_of_cliffs(thinned, misfit[:NUM_SHAPES:CLIFF_THINNING], inverse[bases], steps, log_prior)
+    cliffs = _log_weights_of_cliffs(thinned, misfit[::CLIFF_THINNING], inverse[bases], steps, log_prior)
     plain += np.float32(np.log(1.0 - cliff_share))
     log_weight = np.concatenate([plain.ravel(), cliffs.ravel()])
-    if estimated.size:
-        log_weight = np.concatenate([log_weight, limit_trust(estimated, log_weight).ravel()])
     chosen = _systematic(log_weight, seed)
     num_plain = plain.size
-    is_estimated = chosen >= num_plain + cliffs.size
-    has_cliff = (chosen >= num_plain) & ~is_estimated
-    hyper_index, shape = np.divmod(np.where(has_cliff | is_estimated, 0, chosen), NUM_SHAPES)
-    if is_estimated.any():
-        own_hyper, own_shape = np.divmod(chosen - num_plain - cliffs.size, estimated.shape[1])
-        hyper_index = np.where(is_estimated, num_points + own_hyper, hyper_index)
-        shape = np.where(is_estimated, NUM_SHAPES + own_shape, shape)
+    has_cliff = chosen >= num_plain
+    hyper_index, shape = np.divmod(np.where(has_cliff, 0, chosen), num_shapes)
     which, base, gap, cliff_shape = np.unravel_index(np.where(has_cliff, chosen - num_plain, 0), cliffs.shape)
     sds = np.array([sd for sd, _ in CLIFF_SDS])
     weighed = _Weighed(
-        grid=hyper,
         shape=np.where(has_cliff, cliff_shape * CLIFF_THINNING, shape),
         hyper=np.where(has_cliff, bases[base], hyper_index),
         cliff_sd=np.where(has_cliff, sds[which], 0.0),
         gap=np.where(has_cliff, gap, 0),
     )
-    return weighed, best
-
-
-def _log_weights(misfit: Array, inverse: Array, log_base: Array) -> Draws:
-    """Return (J, K), log weight of each curve without a cliff at each point of the grid.
-
-    Args:
-        misfit: (K, n), of the measurements from the curves.
-        inverse: (J, n, n), of their covariance.
-        log_base: (J,), log weight of a perfect fit.
-    """
-    low, high = np.tril_indices(misfit.shape[1])  # of a symmetric form each pair once
-    pairs = np.ascontiguousarray(misfit.T)
-    forms = inverse[:, low, high] * np.where(low == high, -0.5, -1.0)
-    found = forms.astype(np.float32) @ (pairs[low] * pairs[high]).astype(np.float32)
-    found += log_base.astype(np.float32)[:, None]
-    return np.asarray(found, dtype=np.float32)
-
-
-def _best(plain: Draws, estimated: Draws) -> tuple[int, int]:
-    """Return the point of the grid and the curve with the highest log weight."""
-    j, k = np.unravel_index(int(np.argmax(plain)), plain.shape)
-    if estimated.size and estimated.max() > plain.max():
-        j, k = np.unravel_index(int(np.argmax(estimated)), estimated.shape)
-        j, k = j + plain.shape[0], k + plain.shape[1]
-    return int(j), int(k)
+    return weighed, (int(best[0]), int(best[1]))
 
 
 def _log_weights_of_cliffs(without: Draws, misfit: Array, inverse: Array, steps: Array, log_prior: Array) -> Draws:
@@ -338,7 +279,8 @@ def _draw(
 
     Variants of a job have a draw's function in common, and each its own noise: level and tilt are in that.
     """
-    hyper, rng = weighed.grid, np.random.default_rng([seed, DEVIATIONS_STREAM])
+    hyper = Hyper.grid(data.pass_sd)
+    rng = np.random.default_rng([seed, DEVIATIONS_STREAM])
     noise_rng = rng if variant == 0 else np.random.default_rng([seed, DEVIATIONS_STREAM, variant])
     j = weighed.hyper
     length, count = hyper.length_index[j], len(data.at)
@@ -359,23 +301,16 @@ def _draw(
     function += cliff_sd**2 * _column((alpha * cliff[:, data.at]).sum(axis=1)) * cliff
     for own, kernel in zip(of_length, fields.smooth, strict=True):
         function[own] += (smooth_sd[own] ** 2 * alpha[own].astype(np.float32)) @ kernel[data.at].astype(np.float32)
-    bumps = _unseen_bumps(data.of_own_variant.at, sizes, rng)
-    if len(misfit) > NUM_SHAPES:
-        kept = np.random.default_rng([seed, BUMPS_STREAM]).random(NUM_DRAWS) < BUMPS_KEPT
-        bumps[weighed.is_estimated & ~kept] = 0.0
-    return function + bumps
+    return function + _unseen_bumps(data.of_own_variant.at, sizes, rng)
 
 
-def _turn_down(
-    curves: Draws, measured: Index, sizes: NDArray[np.int64], is_estimated: NDArray[np.bool_], *, seed: int
-) -> None:
+def _turn_down(curves: Draws, measured: Index, sizes: NDArray[np.int64], *, seed: int) -> None:
     """Mirror, in place, most draws that rise again beyond all measurements although their last doubling gained nothing.
 
     Args:
         curves: (S, D), ln(samples/s).
         measured: Positions of the measured sizes, ascending.
         sizes: (D,), samples.
-        is_estimated: (S,), draws that an estimate may let rise.
     """
     if not len(measured):
         return
@@ -385,7 +320,7 @@ def _turn_down(
         return
     before = curves[:, half].max(axis=1)
     may_rise = np.random.default_rng([seed, RISES_STREAM]).random(len(curves)) < RISE_AGAIN_SHARE
-    falls = np.flatnonzero((curves[:, last] <= before) & ~may_rise & ~is_estimated)
+    falls = np.flatnonzero((curves[:, last] <= before) & ~may_rise)
     top = before[falls, None]
     beyond = curves[falls, last + 1 :]
     curves[falls, last + 1 :] = top - np.abs(beyond - top)
