@@ -181,7 +181,7 @@ def test_what_cannot_be_emulated_is_refused_before_there_is_a_run(events_of, typ
 
 
 def test_another_device_beside_an_emulated_one_is_refused(events_of):
-    with pytest.raises(UserInputError, match=r"explore\.device is cpu, and explore.device_name names an emulated"):
+    with pytest.raises(UserInputError, match=r"explore\.device is cpu, and explore.device_name names a CUDA device"):
         events_of(2**30, "explore.device_name=h100", "explore.device=cpu")
 
 
