@@ -38,6 +38,11 @@ def test_sizes_that_are_nearly_the_same_have_their_error_in_common():
     assert sureness(close, 64) > sureness(apart, 64)
 
 
+def test_exact_shapes_leave_sizes_unsure_by_how_far_they_are_apart():
+    near, far = (sureness(sizes((8, 100.0), (8 * factor, 100.0), own_sd=0.0), 8) for factor in (2, 64))
+    assert 0.5 < far < near - 0.03 < 0.97
+
+
 def test_a_host_that_launches_slowly_makes_larger_sizes_surer():
     quick, slow = (sizes((8, 100.0), (16, 98.0), num_launches=count) for count in (0, 2000))
     assert sureness(slow, 16) > sureness(quick, 16)
