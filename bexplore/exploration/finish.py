@@ -173,7 +173,4 @@ class Finish:
             loader=result.checks.loader,
             parallel=result.parallel,
         )
-        found = find_bottlenecks(evidence)
-        if result.estimate is None:
-            return found
-        return tuple(replace(one, finding=f"{result.estimate.words}: {one.finding}") for one in found)
+        return find_bottlenecks(evidence)

@@ -251,7 +251,7 @@ def plan_report_table(data: ReportData) -> Table:
 def environment_table(data: ReportData) -> Table:
     """Return job, machine and settings of the run."""
     rows = [("job", str(data.meta.get("title", ""))), ("configuration", str(data.meta.get("config", "")))]
-    rows += [(name, str(value)) for name, value in data.meta.get("environment", {}).items() if value != ""]
+    rows += [(name, str(value)) for name, value in data.meta.get("environment", {}).items() if value]
     device_info = data.result.device_info
     names = ("device", "device_name", "capability", "num_threads")
     rows += [(key.replace("_", " "), str(device_info[key])) for key in names if device_info.get(key)]
