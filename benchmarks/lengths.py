@@ -177,8 +177,12 @@ def _explore(one: LengthsJob, record: Mapping[str, Any], *, with_lengths: bool) 
         Path(folder, "job.yaml").write_text(one.text(with_lengths=with_lengths, budget_bytes=_budget_bytes(record)))
         _write_samples(one, Path(folder), with_lengths=with_lengths)
         command = [sys.executable, "-m", "bexplore", "explore", "job.yaml", "--fresh"]
+        # The `python` of the training commands is this one.
+        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         began = time.perf_counter()
-        done = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=_LIMIT_S, check=False)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, text=True, capture_output=True, timeout=_LIMIT_S, check=False
+        )
         elapsed_s = time.perf_counter() - began
         results = sorted(Path(folder).rglob("result.json"))
         if done.returncode or not results:

@@ -6,6 +6,7 @@ import math
 import re
 import signal
 import statistics
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -91,6 +92,8 @@ OF_NO_SIZE = (
 )
 # What a start without a step may be, beside a slow one.
 _ELSEWHERE = "where it trains in processes of a cluster (Ray's), give them this PYTHONPATH: docs/commands.md, Ray"
+
+_NO_TORCH = "No module named 'torch'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,9 +286,15 @@ class Judge:
                 traceback_text=log,
             )
         if ending is Ending.ENDED and not reports.hellos:
+            hint = "run the command by hand first: it must train without bexplore"
+            if _NO_TORCH in log:  # bexplore was called by its path, and the shell's own Python is another
+                hint = (
+                    f"its Python has no torch; bexplore's has: write {sys.executable} in its place, or activate that "
+                    "environment first"
+                )
             return UserProgramError(
                 f"the command {describe_exit(0 if code is None else code)} before any process imported torch",
-                hint="run the command by hand first: it must train without bexplore",
+                hint=hint,
                 traceback_text=log,
             )
         return None

@@ -538,6 +538,14 @@ def test_an_end_before_torch_is_refused_with_its_status_and_words(run_of):
     assert "no data here" in error.traceback_text
 
 
+def test_a_python_without_torch_is_told_which_one_has_it(run_of):
+    without_packages = (sys.executable, "-S", "-c", "import torch")
+
+    error = refused(run_of(Command(argv=without_packages)))
+
+    assert "its Python has no torch" in error.hint and sys.executable in error.hint
+
+
 def test_a_python_that_ignores_the_environment_is_refused_with_advice(run_of, monkeypatch):
     monkeypatch.setattr(watch, "UNOBSERVED_S", 2.0)
     argv = (sys.executable, "-I", str(TRAIN), "--micro-batch-size", "{micro_batch_size}")
