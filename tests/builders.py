@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bexplore.estimate.efficiencies import Spread
+from bexplore.estimate.kernels import Work
+from bexplore.estimate.processor import Calibration, Launches, Rates, StreamRates
 from bexplore.job import CompileSettings, Job
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.trace.cost_model import NOTHING, CostModel, Peak, Phase, Polynomial
@@ -66,6 +69,26 @@ def cost_model(peak: Polynomial = NOTHING, *, phase: Phase = Phase.FORWARD, **fi
         "compiler": "torch 2.13.0",
     }
     return CostModel(**facts | fields)
+
+
+def calibration() -> Calibration:
+    """A made-up table of a processor: 100 GFLOP/s, 10 GB/s."""
+    spread = Spread(kernel=0.1, common=0.0)
+    kinds = [f"{kind} {precision}" for kind in ("product", "convolution") for precision in ("half", "single")]
+    fused = [f"attention {role}{precision}" for role in ("", "backward ") for precision in ("half", "single")]
+    return Calibration(
+        name="a processor",
+        num_threads=2,
+        torch_version="2.13.0",
+        made_at="2026-01-01T00:00:00+00:00",
+        products={kind: Rates(seconds=(1e-6, 1e-11, 1e-10, 1e-10, 1e-10), spread=spread) for kind in kinds}
+        | {kind: Rates(seconds=(1e-6, 2e-11, 1e-10), spread=spread) for kind in fused},
+        streams={work.value: StreamRates(num_bytes=(1e3, 1e8), seconds=(1e-6, 1e-2), spread=spread) for work in Work},
+        fresh_s=3e-10,
+        eager=Launches(kernel_s=5e-6),
+        compiled=Launches(kernel_s=1e-6, pass_s=1e-4),
+        program_sd=0.1,
+    )
 
 
 def in_child(work: Callable[[], object]) -> int:

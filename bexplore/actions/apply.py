@@ -21,8 +21,10 @@ from bexplore.config.document.values import Values
 from bexplore.config.document.writer import make_fragment, read_values, with_value, without_section
 from bexplore.config.variants import find_key_path, get_setting, has_setting
 from bexplore.errors import UserInputError
+from bexplore.estimate.calibrations import names_this
 from bexplore.exploration.emulated import parse_device_name
 from bexplore.exploration.setup import add_loader_lengths
+from bexplore.host.machine import processor_name
 from bexplore.job import digest_code
 from bexplore.job.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
 from bexplore.run import run_directory
@@ -367,7 +369,10 @@ def _newest_run(config: Config) -> Run:
     Estimates for a device are taken where the configuration names it, and nowhere else.
     """
     folder = run_directory.model_directory(config.mode, config.model_dir)
-    wanted = parse_device_name(str(config.settings.device_name))[1].name if config.is_estimated else None
+    name = str(config.settings.device_name)
+    wanted = (
+        (processor_name() if names_this(name) else parse_device_name(name)[1].name) if config.is_estimated else None
+    )
     finished = [run for run in run_directory.find_runs(folder) if _has_result_for(run, wanted)]
     if not finished:
         raise UserInputError(

@@ -14,7 +14,8 @@ from bexplore.engine.process.limits import Progress
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.program_client import recall_or_trace, trace_lengths
 from bexplore.errors import BexploreError, EngineError, UserInputError
-from bexplore.estimate.model import PROGRAM_SD, estimate_sum
+from bexplore.estimate.calibrations import recall
+from bexplore.estimate.processor import estimate_calls, find_program_sd
 from bexplore.exploration.emulated import parse_device_name
 from bexplore.exploration.memory_budget import (
     count_gradient_bytes,
@@ -27,7 +28,7 @@ from bexplore.exploration.untraced import measure_untraced
 from bexplore.exploration.variants import operations_over_file, trace_all
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import torch_is_for_cpu
-from bexplore.job import Job
+from bexplore.job import Job, device_kind
 from bexplore.job.lengths import Collation
 from bexplore.run import run_directory
 from bexplore.run.event_records import listed_sizes, trace_record
@@ -260,12 +261,15 @@ class _Tracer:
         )
 
     def _estimate(self, job: Job, cost_model: CostModel, record: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the estimated time of a pass at each listed size; None without figures of the named device.
+        """Return the estimated time of a pass at each listed size; None without figures of the device.
 
-        The compiler's kernels for a processor are others than for a device: without Triton there is no estimate.
+        Those of a processor are measured by `bexplore doctor --calibrate`. The compiler's kernels for a processor are
+        others than for a device: without Triton there is no estimate.
         """
         is_its_program = cost_model.device == "cuda" or not job.compile.enabled
-        if self.device is None or not is_its_program or not cost_model.kernels:
+        device = self.device
+        known = device or (recall() if device_kind(job.device) == "cpu" else None)
+        if known is None or not (is_its_program or device is None) or not cost_model.kernels:
             return None
         largest, minimum = record["max_micro_batch_size"], record["bounds"][0]
         listed = [int(size) for size in record["peak_memory_bytes"]]
@@ -273,18 +277,19 @@ class _Tracer:
             return None
         fitting = candidate_sizes("all", minimum=minimum, maximum=largest)
         passes = {
-            size: estimate_sum(self.device, cost_model.kernel_calls(size)) for size in sorted({*listed, *fitting})
+            size: estimate_calls(known, cost_model.kernel_calls(size), is_compiled=job.compile.enabled)
+            for size in sorted({*listed, *fitting})
         }
-        known = {size: one for size, one in passes.items() if one is not None}
-        if len(known) < len(passes):
+        estimated = {size: one for size, one in passes.items() if one is not None}
+        if len(estimated) < len(passes):
             return None
-        best = max(fitting, key=lambda size: size / known[size].seconds)
+        best = max(fitting, key=lambda size: size / estimated[size].seconds)
         return {
-            "device_name": self.device.name,
-            "pass_s": {str(size): known[size].seconds for size in listed},
-            "relative_sd": math.hypot(PROGRAM_SD, max(one.relative_sd for one in known.values())),
+            "device_name": known.name,
+            "pass_s": {str(size): estimated[size].seconds for size in listed},
+            "relative_sd": math.hypot(find_program_sd(known), max(one.relative_sd for one in estimated.values())),
             "micro_batch_size": best,
-            "samples_per_s": best / known[best].seconds,
+            "samples_per_s": best / estimated[best].seconds,
         }
 
     def by_length(

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from bexplore.actions.ask_help import ask_for_help
+from bexplore.actions.calibrate import calibrate, describe_calibration
 from bexplore.actions.doctor import Check, Status, examine
 from bexplore.cli.field_names import name_options
 from bexplore.cli.options import COMMAND, CommandBehindDashes
@@ -24,6 +25,7 @@ from bexplore.emulated_gpu import describe_tools
 from bexplore.emulated_gpu.config_environment import build_environment
 from bexplore.engine.process.launcher import KEY_VARIABLE
 from bexplore.errors import ExitCode, UserInputError
+from bexplore.host.records import to_record
 from bexplore.output.table import Table, stdout_width
 
 _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "red"}
@@ -132,9 +134,15 @@ def _write(target: Path, text: str, *, force: bool) -> None:
     show_default=True,
     help="Seconds of the noise measurement; 0 skips it.",
 )
+@click.option(
+    "--calibrate",
+    "calibrates",
+    is_flag=True,
+    help="Then measure for a minute what kernels take on this processor, for estimates.",
+)
 @click.option("--no-code", is_flag=True, help="Refuse what can run or import code.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
-def doctor(config: Path | None, noise_s: float, no_code: bool, as_json: bool) -> None:
+def doctor(config: Path | None, noise_s: float, calibrates: bool, no_code: bool, as_json: bool) -> None:
     """Check this machine, and the job of CONFIG on it: ok, warning or problem, each with a fix.
 
     The exit code is 0 where there is no problem. Quote the output in an issue about bexplore.
@@ -144,6 +152,7 @@ def doctor(config: Path | None, noise_s: float, no_code: bool, as_json: bool) ->
       bexplore doctor                  the machine, with a ten-second measurement of its noise
       bexplore doctor job.yaml         also whether the job builds and can be traced
       bexplore doctor --noise-s 0      without the noise measurement
+      bexplore doctor --calibrate      measures the table with which speeds on this processor are estimated
     """
     loaded = None if config is None else load_config(config, allow_code=not no_code)
     has_problem = False
@@ -161,6 +170,10 @@ def doctor(config: Path | None, noise_s: float, no_code: bool, as_json: bool) ->
         click.echo(json.dumps({"event": "check"} | dataclasses.asdict(check)) if as_json else _line(check))
     if has_problem:
         sys.exit(ExitCode.ENGINE_BROKE)
+    if calibrates:
+        found = calibrate(on_progress=lambda report: click.echo(report.get("stage", ""), err=True))
+        record = {"event": "calibration"} | to_record(found)
+        click.echo(json.dumps(record) if as_json else "\n".join(describe_calibration(found)))
 
 
 def _line(check: Check) -> str:

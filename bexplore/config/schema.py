@@ -411,8 +411,8 @@ class ExploreSettings(_Section):
     device_name: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
         None,
         description="An NVIDIA device that is not here, such as h100 or 8xh100. A job's speed on it is estimated; a "
-        "training command, or a job with a launcher, is run on an emulated one, which tells what fits; null: the "
-        "devices of this machine.",
+        "training command, or a job with a launcher, is run on an emulated one, which tells what fits; this: a job's "
+        "speed on this machine's processor is estimated, once it was calibrated; null: the devices of this machine.",
     )
     emulate: bool = Field(
         False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 HALF_BYTES, SINGLE_BYTES = 2, 4  # of an element
 
@@ -16,11 +17,35 @@ class MatrixProduct:
     inner: int
     batch: int = 1
     itemsize: int = HALF_BYTES
+    window: int = 0  # points of the window of a convolution; 0 for a product
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of operands and result, each element once."""
+        elements = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
+        return float(self.itemsize * self.batch * elements)
+
+    @property
+    def result_bytes(self) -> float:
+        """Bytes of the result."""
+        return float(self.itemsize * self.batch * self.rows * self.columns)
 
     @property
     def flops(self) -> float:
         """Operations; a multiplication and an addition are two."""
         return 2.0 * self.batch * self.rows * self.columns * self.inner
+
+
+class Work(StrEnum):
+    """What the costliest operator of a kernel does with each element, which decides its time on a processor."""
+
+    POINTWISE = "pointwise"  # arithmetic, copies
+    TRANSCENDENTAL = "transcendental"  # exponential functions and the like
+    REDUCTION = "reduction"  # sums, norms, softmax
+    RANDOM = "random"  # random numbers
+    GATHER = "gather"  # reads rows of a table by indices
+    SCATTER = "scatter"  # adds rows to a table by indices
+    POOLING = "pooling"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +58,8 @@ class Stream:
 
     num_bytes: float  # read and written
     kind: str = "pointwise"
+    work: Work = Work.POINTWISE
+    result_bytes: float = 0.0  # of its largest result that takes memory of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

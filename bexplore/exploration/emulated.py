@@ -9,10 +9,14 @@ from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.errors import UserInputError
+from bexplore.estimate.calibrations import THIS, recall
+from bexplore.estimate.processor import Calibration
 from bexplore.host.accelerators import Device, device_by_name
+from bexplore.host.machine import accelerator_name, num_threads, processor_name
 from bexplore.job import device_kind
 from bexplore.measurement.probe import Observation, Probe, Runner
 from bexplore.run.result import RunResult
+from bexplore.units import counted
 
 # Seconds of every pass: the samples/s of a size are then proportional to it, and the fastest size that fits is the
 # largest one.
@@ -43,6 +47,24 @@ def parse_device_name(name: str) -> tuple[int | None, Device]:
     if number == 0:
         raise UserInputError(f'explore.device_name: "{name}" is no device', hint="type h100, or 8xh100 for eight")
     return number, device
+
+
+def recall_this(device: str) -> Calibration:
+    """Return what was measured of this machine's processor, on which a job's device must be."""
+    accelerator = "" if device == "cpu" else accelerator_name()
+    if accelerator or device_kind(device) not in ("auto", "cpu"):
+        raise UserInputError(
+            f'explore.device_name: "{THIS}" is this machine\'s processor, and the job runs on {accelerator or device}',
+            hint="name that device, such as h100, or set explore.device: cpu",
+        )
+    found = recall()
+    if found is None:
+        raise UserInputError(
+            f'explore.device_name: "{THIS}" needs what kernels take on {processor_name()} with '
+            f"{counted(num_threads(), 'thread')}, and nothing was measured yet",
+            hint="bexplore doctor --calibrate measures it in a minute",
+        )
+    return found
 
 
 def find_named_device(config: Config) -> tuple[int | None, Device]:

@@ -12,10 +12,12 @@ import numpy as np
 
 from bexplore.engine.process.pool import Workers
 from bexplore.errors import EngineError, UserInputError
+from bexplore.estimate.calibrations import names_this
 from bexplore.estimate.confidence import ErrorDraws, SizeEstimate
 from bexplore.estimate.kernels import MatrixProduct
-from bexplore.estimate.model import PROGRAM_SD, Estimate, count_waves, estimate_kernels, estimate_sum
-from bexplore.exploration.emulated import find_named_device
+from bexplore.estimate.model import Estimate, count_waves, estimate_kernels
+from bexplore.estimate.processor import Calibration, estimate_calls, find_program_sd
+from bexplore.exploration.emulated import find_named_device, recall_this
 from bexplore.exploration.finish import Finish
 from bexplore.exploration.job import JobExploration, TracedJob
 from bexplore.exploration.memory_budget import describe_absent_memory
@@ -55,7 +57,9 @@ class TracedProgram:
 class EstimateRunner:
     """Answers probes by estimates, of several variants of a job; a runner without hardware."""
 
-    def __init__(self, device: Device, programs: Sequence[TracedProgram], *, budget_bytes: int, smallest: int) -> None:
+    def __init__(
+        self, device: Device | Calibration, programs: Sequence[TracedProgram], *, budget_bytes: int, smallest: int
+    ) -> None:
         self.device = device
         self.smallest = smallest  # size, which is not refused for the error of the trace alone
         self.programs = programs
@@ -102,8 +106,9 @@ class EstimateRunner:
 
     def estimate(self, micro_batch_size: int, variant: int) -> Estimate:
         """Return the time of a pass."""
-        calls = self.programs[variant].cost_model.kernel_calls(micro_batch_size)
-        found = estimate_sum(self.device, calls) if calls else None
+        program = self.programs[variant]
+        calls = program.cost_model.kernel_calls(micro_batch_size)
+        found = estimate_calls(self.device, calls, is_compiled=program.job.compile.enabled) if calls else None
         if found is None or not found.seconds:
             why = "no figures of its arithmetic are published" if calls else "its trace has no kernels"
             raise EngineError(f"nothing can be estimated for {self.device.name}: {why}", hint=INSTEAD)
@@ -129,14 +134,15 @@ class EstimateRunner:
 
     def _describe(self, micro_batch_size: int, variant: int) -> dict[str, Any]:
         program, found = self.programs[variant], self.estimate(micro_batch_size, variant)
-        model, peak = program.cost_model, self.device.bfloat16_flops_per_s
+        model, device = program.cost_model, self.device
+        peak = None if isinstance(device, Calibration) else device.bfloat16_flops_per_s
         has_peak = peak is not None and program.job.precision is not Precision.FLOAT32 and model.has_operations
-        waves = find_waves(self.device, model.kernels, micro_batch_size)
+        waves = None if isinstance(device, Calibration) else find_waves(device, model.kernels, micro_batch_size)
         return {
             "device_name": self.device.name,
             "program": program.of_processor,
             "pass_s": found.seconds,
-            "relative_sd": math.hypot(PROGRAM_SD, found.relative_sd),
+            "relative_sd": math.hypot(find_program_sd(device), found.relative_sd),
             "shares": {bound.value: share for bound, share in found.shares.items()},
             "waves": None if waves is None else dataclasses.asdict(waves),
             "mfu": model.model_flops(micro_batch_size) / (found.seconds * peak) if has_peak and peak else None,
@@ -180,7 +186,9 @@ class EstimatedExploration(JobExploration):
     """An exploration whose probes are estimates for the device that the configuration names."""
 
     @property
-    def _device(self) -> Device:
+    def _device(self) -> Device | Calibration:
+        if names_this(self.config.settings.device_name):
+            return recall_this(self.config.settings.device)
         number, device = find_named_device(self.config)
         ranks = self.config.job.parallelism.num_ranks
         if number is not None and number not in (ranks, self.config.num_replicas):
@@ -193,6 +201,10 @@ class EstimatedExploration(JobExploration):
     def _on_device(self, workers: Workers) -> dict[str, Any]:
         """Return what a worker on the device would: nobody is asked."""
         device = self._device
+        if isinstance(device, Calibration):
+            self.config = self.config.on_device("cpu")
+            unknown = dict.fromkeys(("capability", "num_multiprocessors", "total_memory_bytes", "free_memory_bytes"))
+            return {"device": "cpu", "device_name": device.name, "is_estimated": True, **unknown}
         assert device.capability is not None  # `find_named_device` takes no other
         self.config = self.config.on_device("cuda:0")
         return {
@@ -282,7 +294,7 @@ def allow_for_errors(
     regrets = draws.regrets(*own)
     bound = float(np.quantile(regrets, WANTED_SCORE / 100))
     gain_sd = draws.log_ratio_sd(own, base) if draws.has(*base) else 0.0
-    sd = math.hypot(PROGRAM_SD, runner.estimate(*own).relative_sd)
+    sd = math.hypot(find_program_sd(runner.device), runner.estimate(*own).relative_sd)
     known, interval = best.regret_bound_90, best.relative_performance_interval
     return dataclasses.replace(
         best,

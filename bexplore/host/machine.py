@@ -75,6 +75,12 @@ def num_usable_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def num_threads() -> int:
+    """Return the number of threads with which torch computes on the processors, unless a program sets another."""
+    own = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(own) if own.isdecimal() and int(own) else num_usable_processors()
+
+
 def oom_kills() -> int:
     """Return how often the kernel's out-of-memory killer has struck here so far."""
     in_groups = sum(_statistic(group.folder / group.events, "oom_kill") for group in _memory_groups()[:1])

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from datetime import datetime
 from typing import Any
 
 from bexplore.config.config import Config, JobVariant
 from bexplore.config.schema import EFFORTS, TRAINING_TIME_S
+from bexplore.estimate.calibrations import digest, names_this, recall
 from bexplore.estimate.efficiencies import digest_table
-from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
+from bexplore.host.machine import accelerator_name, num_threads, package_version, processor_name
 from bexplore.host.secret_values import hidden, hidden_record
 from bexplore.job import Mode, digest_code
 from bexplore.measurement.probe import Compilation
@@ -49,7 +49,7 @@ class Fingerprint:
             "transformers": package_version("transformers") if self.config.job.workload == "transformers" else "",
             "processor": processor_name(),
             "accelerator": self._name_accelerator(),
-            "threads": os.environ.get("OMP_NUM_THREADS", "") or str(num_usable_processors()),
+            "threads": str(num_threads()),
             "engine": str(ENGINE_VERSION),
             "code": digest_code(self.config.job),
         }
@@ -59,7 +59,10 @@ class Fingerprint:
         name = self.config.settings.device_name
         if name is None:
             return accelerator_name()
-        return f"estimated {name}, model {digest_table()}" if self.config.is_estimated else f"emulated {name}"
+        if not self.config.is_estimated:
+            return f"emulated {name}"
+        here = recall() if names_this(name) else None
+        return f"estimated {name}, model {digest_table() if here is None else digest(here)}"
 
     def search_specification(self) -> dict[str, Any]:
         """Return what decides the search beside the job; a change of it starts another run.

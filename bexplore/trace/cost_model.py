@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.estimate.kernels import Attention, Kernel, MatrixProduct, Stream
+from bexplore.estimate.kernels import Attention, Kernel, MatrixProduct, Stream, Work
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.job.lengths import BatchShape, Collation, Lengths
 from bexplore.units import format_share
@@ -166,7 +166,7 @@ class KernelKind(StrEnum):
     PRODUCT = "product"  # sizes: rows, columns, inner dimension, batch
     ATTENTION = "attention"  # sizes: operations that a causal mask leaves, bytes read and written
     ATTENTION_BACKWARD = "attention_backward"
-    STREAM = "stream"  # sizes: bytes read and written
+    STREAM = "stream"  # sizes: bytes read and written, those of its largest new result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,15 +177,19 @@ class TracedKernel:
     sizes: tuple[Polynomial, ...]  # by kind
     itemsize: int = 0  # bytes of an element, where arithmetic counts
     calls: float = 1.0  # in a pass
+    work: Work = Work.POINTWISE  # of a stream, its costliest
+    window: int = 0  # points of the window of a convolution; 0 for another product
 
     def at(self, micro_batch_size: int) -> Kernel:
         """Return the kernel at a size."""
         sizes = [size(micro_batch_size) for size in self.sizes]
         if self.kind is KernelKind.STREAM:
-            return Stream(num_bytes=sizes[0])
+            return Stream(num_bytes=sizes[0], work=self.work, result_bytes=sizes[1])
         if self.kind is KernelKind.PRODUCT:
             rows, columns, inner, batch = map(round, sizes)
-            return MatrixProduct(rows=rows, columns=columns, inner=inner, batch=batch, itemsize=self.itemsize)
+            return MatrixProduct(
+                rows=rows, columns=columns, inner=inner, batch=batch, itemsize=self.itemsize, window=self.window
+            )
         is_backward = self.kind is KernelKind.ATTENTION_BACKWARD
         return Attention(flops=sizes[0], num_bytes=sizes[1], is_backward=is_backward, itemsize=self.itemsize)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from bexplore.errors import TraceError
 from bexplore.job import Job
-from bexplore.trace.cost_model import Place, Polynomial
+from bexplore.trace.cost_model import Place, Polynomial, TracedKernel
 from bexplore.trace.kernel_shapes import has_kernels, stream_kernel
 from bexplore.trace.lifetimes import Alias, Allocate, CompiledGraph, Drop, Output, Step
 from bexplore.trace.operations import Cost, count_graph_flops, node_shapes
@@ -177,6 +177,8 @@ class _Reader:
         )
 
     def traffic(self) -> Iterator[Cost]:
+        lines = self._graph.wrapper_code.lines
+        allocated = {line.node.get_name() for line in lines if isinstance(line, wrapper_lines.AllocateLine)}
         for node in self._graph.scheduler.nodes:
             accesses = node.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
             moved = Polynomial()
@@ -185,11 +187,19 @@ class _Reader:
             origins = [origin for part in node.get_nodes() if part.node for origin in part.node.get_origins()]
             # operators that count have their kernels already
             is_counted = node.is_extern() and any(has_kernels(origin.target) for origin in origins)
-            kernels = () if is_counted or not moved else (stream_kernel(moved),)
+            kernels = () if is_counted or not moved else (self._stream(node, moved, allocated, origins),)
             # a node of the compiler's own has no modules: its inputs were made in the same ones
             inputs = (one for origin in origins for one in origin.all_input_nodes)
             module = max(map(find_modules, origins), default="") or max(map(find_modules, inputs), default="")
             yield Cost(module=module, bytes_moved=moved, kernels=kernels)
+
+    def _stream(
+        self, node: Any, moved: Polynomial, allocated: set[str], origins: Sequence[torch.fx.Node]
+    ) -> TracedKernel:
+        own = [one.node for one in node.get_outputs() if one.get_name() in allocated and one.node is not None]
+        sizes = map(self._storage_size, own)
+        largest = max(sizes, key=lambda size: size(self._probe_batch), default=Polynomial())
+        return stream_kernel(moved, largest, [one.target for one in origins])
 
     def operators(self) -> Iterator[str]:
         for node in self._graph.orig_gm.graph.nodes:

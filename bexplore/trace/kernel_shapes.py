@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
+from bexplore.estimate.kernels import Work
 from bexplore.trace.cost_model import KernelKind, Polynomial, TracedKernel
 
 _CAUSAL = "is_causal"
@@ -16,6 +17,29 @@ _ADDED_TO = frozenset(["addmm", "baddbmm", "addbmm", "_addmm_activation"])  # th
 _MORE_PRODUCTS = frozenset(
     ["_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_scaled_mm_v2", "_int_mm", "grouped_mm_fallback"]
 )
+
+# Parts of the names of operators by what they do with each element, the costliest first; others are pointwise.
+_WORKS = (
+    (Work.RANDOM, ("bernoulli", "dropout", "rand", "normal_", "uniform", "exponential_")),
+    (Work.SCATTER, ("embedding_dense_backward", "index_put", "scatter", "index_add", "embedding_bag")),
+    (Work.POOLING, ("pool",)),
+    (Work.REDUCTION, ("softmax", "norm", "sum", "mean", "var", "amax", "amin", "std", "argm", "nll_loss", "prod")),
+    (
+        Work.TRANSCENDENTAL,
+        ("gelu", "silu", "tanh", "sigmoid", "exp", "log", "erf", "sin", "cos", "pow", "mish", "softplus"),
+    ),
+    (Work.GATHER, ("embedding", "index", "gather", "take")),
+)
+_NO_WORK = ("native_dropout_backward", "expand", "logical_not", "logical_and", "logical_or")  # none of those parts
+
+
+def find_work(operators: Iterable[Any]) -> Work:
+    """Return what the costliest of the operators of a kernel does."""
+    packets = (getattr(operator, "overloadpacket", operator) for operator in operators)
+    names = [name for name in (str(getattr(one, "__name__", one)) for one in packets) if name not in _NO_WORK]
+    return next(
+        (work for work, parts in _WORKS for name in names if any(part in name for part in parts)), Work.POINTWISE
+    )
 
 
 def has_kernels(operator: Any) -> bool:
@@ -40,17 +64,25 @@ def find_kernels(
         kind = KernelKind.ATTENTION_BACKWARD if "backward" in name else KernelKind.ATTENTION
     else:
         kind, sizes = KernelKind.PRODUCT, list(_find_products(operator, arguments, result))
+    window = math.prod(arguments[2 if "backward" in name else 1][2:]) if "conv" in name else 0
     return tuple(
         TracedKernel(
-            kind=kind, sizes=tuple(Polynomial.from_value(size, probe_batch) for size in own), itemsize=itemsize
+            kind=kind,
+            sizes=tuple(Polynomial.from_value(size, probe_batch) for size in own),
+            itemsize=itemsize,
+            window=window,
         )
         for own in sizes
     )
 
 
-def stream_kernel(moved: Polynomial) -> TracedKernel:
-    """Return a kernel that reads and writes so many bytes."""
-    return TracedKernel(kind=KernelKind.STREAM, sizes=(moved,))
+def stream_kernel(moved: Polynomial, result: Polynomial, operators: Iterable[Any]) -> TracedKernel:
+    """Return a kernel that reads and writes so many bytes for some operators.
+
+    Args:
+        result: Bytes of its largest result that takes memory of its own.
+    """
+    return TracedKernel(kind=KernelKind.STREAM, sizes=(moved, result), work=find_work(operators))
 
 
 def _tensor_shapes(values: Any, least_dimensions: int) -> Iterator[Sequence[int]]:

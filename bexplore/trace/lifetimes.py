@@ -150,11 +150,18 @@ class LifetimeTracker:
                 hardware_flops=hardware,
                 model_flops=NOTHING if is_recomputed else model_share(called, hardware),
                 bytes_moved=moved,
-                kernels=kernels or ((stream_kernel(moved),) if moved else ()),
+                kernels=kernels
+                or ((stream_kernel(moved, self._find_largest_new(arguments, result), [called]),) if moved else ()),
                 unknown=unknown,
                 unknown_bytes=moved if unknown else NOTHING,
             )
         )
+
+    def _find_largest_new(self, arguments: Any, result: Any) -> Polynomial:
+        """Return the bytes of the largest tensor that an operator made, and did not get."""
+        given = {id(leaf) for leaf in tree_leaves(arguments)}
+        made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and id(one) not in given]
+        return max((count_bytes(one, self.probe_batch) for one in made), key=lambda size: size(8), default=NOTHING)
 
     def current_phase(self) -> Phase:
         """Return the phase that is being recorded."""

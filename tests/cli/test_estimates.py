@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from click.testing import CliRunner
+
+from bexplore.cli import setup
+from bexplore.estimate.calibrations import keep
+from tests.builders import calibration
 
 JOB = """\
 train_input: {batch_size: 48, micro_batch_size: explore}
@@ -17,7 +24,13 @@ explore: {compile: false, max: 16, max_probes: 3}
 
 def bexplore(folder: Path, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "bexplore", *words], cwd=folder, capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, "-m", "bexplore", *words],
+        cwd=folder,
+        env=os.environ | {"BEXPLORE_CACHE_DIR": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
 
 
@@ -40,3 +53,30 @@ def test_a_job_is_estimated_planned_and_applied_for_a_named_device(tmp_path):
     applied = bexplore(tmp_path, "apply", "job.yaml", *words)
     assert "estimated for NVIDIA H100 80GB HBM3, not run: " in applied.stdout
     assert "micro_batch_size: explore" not in (tmp_path / "tuned.yaml").read_text()
+
+
+def test_a_job_is_estimated_for_this_processor_by_what_was_measured_of_it(tmp_path, monkeypatch):
+    (tmp_path / "job.yaml").write_text(JOB)
+    refused = bexplore(tmp_path, "explore", "job.yaml", "--device-name", "this")
+    assert refused.returncode == 2 and "bexplore doctor --calibrate" in refused.stderr
+
+    monkeypatch.setenv("BEXPLORE_CACHE_DIR", str(tmp_path / "cache"))
+    keep(calibration())
+    (traced,) = map(json.loads, bexplore(tmp_path, "trace", "job.yaml", "--json").stdout.splitlines())
+    assert traced["estimate"]["device_name"] == "a processor"
+    assert traced["estimate"]["samples_per_s"] > 0
+
+    explored = bexplore(tmp_path, "explore", "job.yaml", "--device-name", "this", "--json")
+    events = [json.loads(line) for line in explored.stdout.splitlines()]
+    assert {event["outcome"] for event in events if event["event"] == "probe"} == {"estimated"}
+    assert events[-1]["estimate"]["device_name"] == "a processor"
+
+
+def test_what_was_measured_is_told_in_plain_lines(monkeypatch):
+    monkeypatch.setattr(setup, "examine", lambda *_, **__: iter(()))
+    monkeypatch.setattr(setup, "calibrate", lambda **_: calibration())
+    said = CliRunner().invoke(setup.doctor, ["--calibrate"]).output
+    assert "calibrated a processor, 2 threads, torch 2.13.0" in said
+    assert "GFLOP/s in float32" in said
+    record = json.loads(CliRunner().invoke(setup.doctor, ["--calibrate", "--json"]).output.splitlines()[-1])
+    assert record["event"] == "calibration" and record["name"] == "a processor"

@@ -22,7 +22,7 @@ ORDER = {
     "pytest_plugin lightning transformers __main__",
     "host": "blas_threads causes clocks secret_values logs locks json_files records accelerators "
     "torch_interfaces machine process_tree contention",
-    "estimate": "kernels efficiencies model confidence",
+    "estimate": "kernels efficiencies model processor calibrations confidence",
     "emulated_gpu": "libraries environment config_environment",
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command workload variants config dialects "
@@ -42,7 +42,7 @@ ORDER = {
     "run": "selection facts parts journal result run_directory fingerprint events event_records",
     "diagnosis": "bottlenecks profiled",
     "exploration": "memory_budget setup untraced emulated variants estimate finish base command job estimated",
-    "actions": "apply probe trace ask_help doctor",
+    "actions": "apply probe trace ask_help calibrate doctor",
     "planning": "network network_timing request costs layout step cautions plan sources api evidence",
     "guard": "report baseline reference timing compare sizes snapshot pairs guard",
     "output": "table plot tables comparison guard_report plan_table event_files bexp profile_text "

@@ -144,6 +144,14 @@ class CheckCompiler(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrate(Request):
+    """Time kernels and small programs on a device; answered by `calibration`."""
+
+    device: str
+    seconds_of_each: float  # of each kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildFake(Request):
     """Build a job on fake tensors."""
 
