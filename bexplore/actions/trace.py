@@ -277,7 +277,12 @@ class _Tracer:
             return None
         fitting = candidate_sizes("all", minimum=minimum, maximum=largest)
         passes = {
-            size: estimate_calls(known, cost_model.kernel_calls(size), is_compiled=job.compile.enabled)
+            size: estimate_calls(
+                known,
+                cost_model.kernel_calls(size),
+                is_compiled=job.compile.enabled,
+                kept_bytes=cost_model.activation_bytes(size),
+            )
             for size in sorted({*listed, *fitting})
         }
         estimated = {size: one for size, one in passes.items() if one is not None}

@@ -25,6 +25,9 @@ _ROUNDS = 10  # of a fit whose weights are its last result
 # Bytes of a result from which on glibc asks the system for its memory each time, whose pages must first be made; what
 # is smaller it keeps. Source: DEFAULT_MMAP_THRESHOLD_MAX on 64 bits, mallopt(3).
 _KEPT_BYTES = 32 * 2**20
+# Bytes of freed memory from which on glibc gives it back to the system, so that the next pass asks for it anew. Source:
+# twice the threshold above, M_TRIM_THRESHOLD of mallopt(3).
+_TRIMMED_BYTES = 2 * _KEPT_BYTES
 _NUM_PARTS = 4  # of the kernels, each of which is left out in turn
 _NO_SPREAD = Spread(kernel=0.0, common=0.0)
 _KNOT_STEP = math.log(8.0)  # between sizes of a stream: three powers of two
@@ -46,6 +49,7 @@ class TimedProgram:
     calls: Mapping[Kernel, float]
     seconds: float
     is_compiled: bool
+    kept_bytes: float = 0.0  # what the forward pass keeps for the backward pass
     is_apart: bool  # whether nothing is fitted on it: its error tells that of the table
 
 
@@ -147,7 +151,7 @@ def fit_streams(timed: Sequence[TimedKernel]) -> tuple[tuple[float, ...], tuple[
 def count_fresh_bytes(kernel: Kernel) -> float:
     """Return the bytes of a result whose memory the system gives anew in each call; 0 for one that is kept."""
     result_bytes = kernel.num_bytes / 4 if isinstance(kernel, Attention) else kernel.result_bytes
-    return result_bytes if result_bytes > _KEPT_BYTES else 0.0
+    return result_bytes if result_bytes >= _KEPT_BYTES else 0.0
 
 
 def stream_seconds(rates: StreamRates, num_bytes: float) -> float:
@@ -171,16 +175,22 @@ def estimate_kernel(calibration: Calibration, kernel: Kernel) -> tuple[float, Sp
     return float(parts.sum()), rates.spread, max(shares, key=lambda bound: shares[bound])
 
 
-def estimate_program(calibration: Calibration, calls: Mapping[Kernel, float], *, is_compiled: bool) -> Estimate:
+def estimate_program(
+    calibration: Calibration, calls: Mapping[Kernel, float], *, is_compiled: bool, kept_bytes: float = 0.0
+) -> Estimate:
     """Return the time of a pass of a program; errors are added up as in `model.estimate_sum`.
 
     Args:
         calls: How often each kernel runs.
+        kept_bytes: What the forward pass keeps for the backward pass.
     """
     launches = calibration.compiled if is_compiled else calibration.eager
     launch_s = launches.pass_s + launches.kernel_s * math.fsum(calls.values())
     parts = [(kernel, *estimate_kernel(calibration, kernel), times) for kernel, times in calls.items()]
-    of_bounds = dict.fromkeys(Bound, 0.0) | {Bound.LAUNCH: launch_s}
+    fresh_bytes = math.fsum(times * count_fresh_bytes(kernel) for kernel, times in calls.items())
+    trimmed_bytes = max(0.0, kept_bytes - _TRIMMED_BYTES - fresh_bytes)
+    of_bounds = dict.fromkeys(Bound, 0.0)
+    of_bounds |= {Bound.LAUNCH: launch_s, Bound.BANDWIDTH: calibration.fresh_s * trimmed_bytes}
     own = own_products = common = 0.0
     for kernel, seconds, spread, bound, times in parts:
         of_bounds[bound] += times * seconds
@@ -197,11 +207,11 @@ def estimate_program(calibration: Calibration, calls: Mapping[Kernel, float], *,
 
 
 def estimate_calls(
-    device: Device | Calibration, calls: Mapping[Kernel, float], *, is_compiled: bool
+    device: Device | Calibration, calls: Mapping[Kernel, float], *, is_compiled: bool, kept_bytes: float
 ) -> Estimate | None:
     """Return the time of a pass on a named device, or on a measured processor; None where nothing tells it."""
     if isinstance(device, Calibration):
-        return estimate_program(device, calls, is_compiled=is_compiled)
+        return estimate_program(device, calls, is_compiled=is_compiled, kept_bytes=kept_bytes)
     return estimate_sum(device, calls)
 
 
@@ -307,13 +317,17 @@ def _fit_programs(kernels_only: Calibration, programs: Sequence[TimedProgram]) -
     found = kernels_only
     for is_compiled in (False, True):
         fitted = [one for one in programs if one.is_compiled == is_compiled and not one.is_apart]
-        alone = [estimate_program(kernels_only, one.calls, is_compiled=is_compiled).seconds for one in fitted]
+        alone = [_estimate_timed(kernels_only, one) for one in fitted]
         launches = fit_launches(fitted, alone)
         found = replace(found, compiled=launches) if is_compiled else replace(found, eager=launches)
     apart = [one for one in programs if one.is_apart]
-    estimates = [estimate_program(found, one.calls, is_compiled=one.is_compiled).seconds for one in apart]
+    estimates = [_estimate_timed(found, one) for one in apart]
     errors = [math.log(own / one.seconds) for own, one in zip(estimates, apart, strict=True)]
     return replace(found, program_sd=math.sqrt(math.fsum(error**2 for error in errors) / max(len(errors), 1)))
+
+
+def _estimate_timed(calibration: Calibration, one: TimedProgram) -> float:
+    return estimate_program(calibration, one.calls, is_compiled=one.is_compiled, kept_bytes=one.kept_bytes).seconds
 
 
 def _find_spread(errors: np.ndarray) -> Spread:

@@ -108,7 +108,9 @@ class EstimateRunner:
         """Return the time of a pass."""
         program = self.programs[variant]
         calls = program.cost_model.kernel_calls(micro_batch_size)
-        found = estimate_calls(self.device, calls, is_compiled=program.job.compile.enabled) if calls else None
+        kept_bytes = program.cost_model.activation_bytes(micro_batch_size)
+        is_compiled = program.job.compile.enabled
+        found = estimate_calls(self.device, calls, is_compiled=is_compiled, kept_bytes=kept_bytes) if calls else None
         if found is None or not found.seconds:
             why = "no figures of its arithmetic are published" if calls else "its trace has no kernels"
             raise EngineError(f"nothing can be estimated for {self.device.name}: {why}", hint=INSTEAD)

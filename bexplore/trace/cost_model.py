@@ -277,6 +277,12 @@ class CostModel:
             calls[kernel] = calls.get(kernel, 0.0) + traced.calls
         return calls
 
+    def activation_bytes(self, micro_batch_size: int) -> float:
+        """Return the most bytes that a pass takes beside what is alive during the whole step."""
+        phases = self.phases(micro_batch_size)
+        passes = max((size for name, size in phases.items() if name != Phase.UPDATE.value), default=0)
+        return max(0.0, passes - math.fsum(buffer.size(micro_batch_size) for buffer in self.resident))
+
     def peak_memory_bytes(self, micro_batch_size: int) -> int:
         """Return the bytes that the allocator holds at the highest moment of a step.
 

@@ -18,6 +18,7 @@ _MORE_PRODUCTS = frozenset(
     ["_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_scaled_mm_v2", "_int_mm", "grouped_mm_fallback"]
 )
 
+_RECURRENT = frozenset(["mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"])  # one layer in one direction
 # Parts of the names of operators by what they do with each element, the costliest first; others are pointwise.
 _WORKS = (
     (Work.RANDOM, ("bernoulli", "dropout", "rand", "normal_", "uniform", "exponential_")),
@@ -48,7 +49,8 @@ def has_kernels(operator: Any) -> bool:
     if packet is None:
         return False
     name = packet.__name__
-    return packet in flop_registry or "scaled_dot_product" in name or name in _MORE_PRODUCTS | _ADDED_TO
+    is_product = name in _MORE_PRODUCTS | _ADDED_TO | _RECURRENT
+    return packet in flop_registry or "scaled_dot_product" in name or is_product
 
 
 def find_kernels(
@@ -58,6 +60,8 @@ def find_kernels(
     if not has_kernels(operator):
         return ()
     name = operator.overloadpacket.__name__
+    if name in _RECURRENT:
+        return _find_recurrent(name, arguments, itemsize=itemsize, probe_batch=probe_batch)
     if "attention" in name:
         moved = itemsize * sum(map(math.prod, _tensor_shapes((arguments, result), least_dimensions=4)))
         sizes: list[tuple[int, ...]] = [(flops // 2 if _is_causal(operator, arguments) else flops, moved)]
@@ -73,6 +77,25 @@ def find_kernels(
             window=window,
         )
         for own in sizes
+    )
+
+
+def _find_recurrent(name: str, arguments: Any, *, itemsize: int, probe_batch: int) -> tuple[TracedKernel, ...]:
+    """Return the products of a recurrent layer: of all inputs at once, and of the states one step after the other."""
+    (steps, samples, inputs), (gates, _), (_, states) = arguments[:3]
+    tokens = steps * samples
+    products = [(1, (tokens, gates, inputs, 1)), (steps, (samples, gates, states, 1))]
+    if "backward" in name:
+        products = [(1, (tokens, inputs, gates, 1)), (1, (gates, inputs, tokens, 1))]
+        products += [(steps, (samples, states, gates, 1)), (1, (gates, states, tokens, 1))]
+    return tuple(
+        TracedKernel(
+            kind=KernelKind.PRODUCT,
+            sizes=tuple(Polynomial.from_value(size, probe_batch) for size in sizes),
+            itemsize=itemsize,
+            calls=float(calls),
+        )
+        for calls, sizes in products
     )
 
 

@@ -346,7 +346,8 @@ def _sum_costs(costs: list[Cost], missing: Missing) -> Cost:
     for cost in costs:
         times = 1 + _times(cost, missing)
         for kernel in cost.kernels:
-            calls[kernel] = calls.get(kernel, 0.0) + times
+            once = dataclasses.replace(kernel, calls=1.0)
+            calls[once] = calls.get(once, 0.0) + times * kernel.calls
         total = Cost(
             hardware_flops=total.hardware_flops + cost.hardware_flops.times(times),
             model_flops=total.model_flops + cost.model_flops.times(times),

@@ -219,16 +219,19 @@ def _make_attention(
     kernel = Attention(flops=flops / 2, num_bytes=moved, is_backward=is_backward, itemsize=dtype.itemsize)
 
     def make() -> Call:
-        attend = functools.partial(functional.scaled_dot_product_attention, is_causal=True)
-        given = [
+        query, key, value = (
             torch.randn(batch, heads, length, width, device=device, dtype=dtype, requires_grad=is_backward)
             for _ in range(3)
-        ]
+        )
+
+        def attend() -> torch.Tensor:
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
         if not is_backward:
-            return lambda: attend(*given)
-        result = attend(*given)
+            return attend
+        result = attend()
         gradient = torch.randn_like(result)
-        return lambda: torch.autograd.grad(result, given, gradient, retain_graph=True)
+        return lambda: torch.autograd.grad(result, (query, key, value), gradient, retain_graph=True)
 
     return _Case(kernel, make, moved)
 
@@ -352,6 +355,7 @@ def time_programs(*, report: Callable[..., None]) -> list[TimedProgram]:
             timed.append(
                 TimedProgram(
                     calls=cost_model.kernel_calls(size),
+                    kept_bytes=cost_model.activation_bytes(size),
                     seconds=seconds,
                     is_compiled=job.compile.enabled,
                     is_apart=len(sizes) > 1,
