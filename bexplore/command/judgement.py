@@ -219,11 +219,14 @@ class Judge:
 
     def suggest_by_hand(self, micro_batch_size: int) -> str:
         """Return what to type to run a start by hand."""
-        return "run that start by hand: " + self.command.shown_with(
+        line = self.command.shown_with(
             micro_batch_size=micro_batch_size,
             accumulation=PROBING_ACCUMULATION if self.command.sets_accumulation else 1,
             num_replicas=self.learned.num_replicas or 1,
-        ).replace("{output_dir}", "$(mktemp -d)")
+        )
+        # A line may name the folder several times, a script of a shell inside of it too, and means one.
+        first = "export OUT=$(mktemp -d); " if "{output_dir}" in line else ""
+        return f"run that start by hand: {first}{line.replace('{output_dir}', '$OUT')}"
 
     # -- a start that gave no measurement
 

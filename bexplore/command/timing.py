@@ -16,8 +16,12 @@ from bexplore.command.reports import Rank, Step
 # memory, the third recovers from that. Source: as the engine's `WARM_UP_PASSES`, in steps.
 WARMUP_STEPS = 3
 MIN_TIMED_STEPS = 4  # Source: the median of four survives a disturbed one
-# Micro-batches per pass from which a batch is taken to be passed once. Source: halfway between one pass and two.
+# Micro-batches per pass from which a batch is taken to be passed once, and batches per step from which each step is
+# taken to have one of its own. Source: halfway between one and two.
 SEVERAL_PASSES = 0.75
+# Samples that the passes of a step take, over its share of what was read, from which a batch is trained with again.
+# Source: halfway between once and twice.
+TAKEN_AGAIN = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +51,15 @@ def time_rank(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
     if not pairs:
         return None
     timed = [step for _, step in pairs]
-    per_pass = 1.0 if _is_fetched_whole(timed, micro_batch_size) else count_micro_batches_per_pass(timed)
     times_s = _subtract_evaluations([step.ended_s - before.ended_s for before, step in pairs], timed)
     updates_s = [min(step.update_s, seconds) for step, seconds in zip(timed, times_s, strict=True)]
-    counts = [max(passes, 1) * per_pass for passes in _count_passes_of_batches(timed)]
-    epoch = _find_epoch(rank, micro_batch_size, statistics.median(counts)) or _find_period(timed, micro_batch_size)
+    shared = _find_shared_batches(rank)
+    if shared:
+        counts = [_count_of_shared(shared, rank, micro_batch_size)] * len(timed)
+        epoch: _Epoch | None = _Epoch(num_steps=round(len(shared) / _count_reading(shared)), fill=1.0)
+    else:
+        counts = _count_micro_batches(timed, micro_batch_size)
+        epoch = _find_epoch(rank, micro_batch_size, statistics.median(counts)) or _find_period(timed, micro_batch_size)
     if epoch is not None and epoch.num_steps <= len(timed):
         times_s, updates_s, counts = (epoch.means(values) for values in (times_s, updates_s, counts))
         times_s = [(s - u) / epoch.fill + u for s, u in zip(times_s, updates_s, strict=True)]
@@ -112,6 +120,58 @@ def _find_epoch(rank: Rank, micro_batch_size: int, micro_batches_per_step: float
     return _Epoch(num_steps=num_steps, fill=rank.num_samples / (num_batches * micro_batch_size))
 
 
+def _find_shared_batches(rank: Rank) -> Sequence[Step]:
+    """Return steps that read whole batches, each of which serves several steps; none where a step has its own.
+
+    They begin at the second step that reads, where there are enough: programs read ahead before the first.
+    """
+    reading = [index for index, step in enumerate(rank.steps) if step.num_fetches]
+    if len(reading) < 2:
+        return ()
+    steps = rank.steps[reading[len(reading) > 2] : reading[-1]]
+    return steps if sum(step.num_fetches for step in steps) < SEVERAL_PASSES * len(steps) else ()
+
+
+def _count_reading(steps: Sequence[Step]) -> int:
+    return sum(step.num_fetches > 0 for step in steps)
+
+
+def _count_of_shared(steps: Sequence[Step], rank: Rank, micro_batch_size: int) -> float:
+    """Return the micro-batches of a step, where a batch serves several steps.
+
+    Each has its share of the batch, as where a loader reads four micro-batches at once; or all have the same samples
+    again, as where a critic steps five times, which the calls of the model show.
+    """
+    num_samples = statistics.fmean(step.num_samples for step in steps)
+    called = [rows for rows, _ in rank.forward_rows]
+    taken = statistics.median(called) * statistics.fmean(step.num_passes for step in steps) if called else 0.0
+    if num_samples and taken < TAKEN_AGAIN * num_samples:
+        return num_samples / micro_batch_size
+    return min(statistics.median(called) / micro_batch_size, 1.0) if called else 1.0
+
+
+def _count_micro_batches(steps: Sequence[Step], micro_batch_size: int) -> list[float]:
+    """Return the micro-batches of each step, where a step has batches of its own."""
+    if _has_passes_of_no_batch(steps):
+        return [float(steps[0].num_fetches)] * len(steps)
+    per_pass = 1.0 if _is_fetched_whole(steps, micro_batch_size) else count_micro_batches_per_pass(steps)
+    return [max(passes, 1) * per_pass for passes in _count_passes_of_batches(steps)]
+
+
+def _has_passes_of_no_batch(steps: Sequence[Step]) -> bool:
+    """Return whether all steps read as many batches, and a few passes have none, as of a generator behind critics.
+
+    Such a pass comes in each step, or in some, which have more updates.
+    """
+    num_fetches, num_passes = steps[0].num_fetches, steps[0].num_passes
+    if not num_fetches or any(step.num_fetches != num_fetches for step in steps):
+        return False
+    if len({step.num_updates for step in steps}) > 1:
+        return True
+    is_even = all(step.num_passes == num_passes for step in steps)
+    return is_even and SEVERAL_PASSES * num_passes < num_fetches < num_passes
+
+
 def _count_passes_of_batches(steps: Sequence[Step]) -> list[int]:
     """Return the passes of each step that have a batch of their own, where no loader shows which have."""
     if any(step.num_fetches for step in steps):
@@ -120,14 +180,15 @@ def _count_passes_of_batches(steps: Sequence[Step]) -> list[int]:
 
 
 def _find_period(steps: Sequence[Step], micro_batch_size: int) -> _Epoch | None:
-    """Return the steps after which the numbers of samples repeat, else those of updates; None with a loader.
+    """Return the steps after which the numbers of samples repeat, else those of updates; None where none differ.
 
-    In reinforcement learning an optimizer of the policy may step each second time only. Where nothing repeats, the mean
-    of all holds for each quarter of them.
+    In reinforcement learning an optimizer of the policy may step each second time only, and a generator behind its
+    critics; with a loader, updates alone count. Where nothing repeats, the mean of all holds for each quarter of them.
     """
-    if any(step.num_fetches for step in steps):
+    has_loader = any(step.num_fetches for step in steps)
+    if has_loader and not _has_passes_of_no_batch(steps):
         return None
-    counted = [step for step in steps if step.num_samples]
+    counted = [step for step in steps if step.num_samples and not has_loader]
     samples, updates = [step.num_samples for step in counted], [step.num_updates for step in steps]
     fill, values = 1.0, updates
     if len(set(samples)) > 1:

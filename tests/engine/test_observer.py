@@ -52,6 +52,16 @@ for _ in range(20):
     actor.act(torch.randn(4, 8)).square().mean().backward()
     optimizer.step()
 """
+STEPS_OF_ONE_BATCH = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(400, 8)), {rows}):
+    for k in range(2):
+        optimizer.zero_grad()
+        model({part}).square().mean().backward()
+        optimizer.step()
+"""
 BATCHES_WITHOUT_SAMPLE_DIMENSION = """
 import torch
 class Graphs:
@@ -549,6 +559,14 @@ def test_a_step_has_one_micro_batch_however_many_data_sets_it_reads(record_of, r
 
     assert record["rows"].keys() == {"4"}
     assert [(step["num_fetches"], step["num_samples"]) for step in record["steps"]] == [(1, 4)] * 8
+
+
+@pytest.mark.parametrize(("rows", "part"), [(4, "x[2 * k : 2 * k + 2]"), (4, "x"), (8, "x[4 * k : 4 * k + 4]")])
+def test_calls_of_the_model_show_what_steps_take_of_a_batch_that_serves_two(record_of, rows, part):
+    record = record_of(STEPS_OF_ONE_BATCH.format(rows=rows, part=part))
+
+    assert [step["num_fetches"] for step in record["steps"]] == [1, 0] * 4
+    assert {taken for taken, _ in record["forward_rows"]} == {rows if part == "x" else rows // 2}
 
 
 def test_without_a_loader_calls_of_the_model_show_each_step_s_samples(record_of):

@@ -84,6 +84,64 @@ def test_micro_batches_are_what_passes_take_of_the_loaders_batches(num_fetches, 
     assert time_rank(fetched, num_warmup=1, micro_batch_size=4).micro_batches_per_step == per_step
 
 
+def reading(*num_fetches: int, samples: int, called: int = 0, passes: int = 1) -> Rank:
+    """Return a rank of steps of a second that read so many batches, and half a second for each batch."""
+    ended_s, steps = 0.0, []
+    for fetches in num_fetches:
+        ended_s += 1.0 + 0.5 * fetches
+        counts = {"num_fetches": fetches, "num_samples": fetches * samples}
+        steps.append(dataclasses.replace(step(ended_s, passes=passes), **counts))
+    shown = rank(steps=tuple(steps), forward_rows=((called, 8),) * 4 if called else ())
+    return dataclasses.replace(shown, rows={samples: 3})
+
+
+@pytest.mark.parametrize(
+    ("fields", "per_step"),
+    [
+        pytest.param({"samples": 16, "called": 4}, 1, id="a batch is that of four steps"),
+        pytest.param({"samples": 16}, 1, id="likewise where no call of the model is seen"),
+        pytest.param({"samples": 4, "called": 1}, 0.25, id="the size is divided among four steps"),
+        pytest.param({"samples": 4, "called": 4}, 1, id="four steps of one batch"),
+        pytest.param({"samples": 4, "called": 4, "passes": 2}, 1, id="four steps of one batch, with two losses"),
+        pytest.param({"samples": 32, "called": 4, "passes": 2}, 2, id="four steps, each with two passes of its own"),
+    ],
+)
+def test_micro_batches_are_what_a_step_takes_of_a_batch_that_serves_several(fields, per_step):
+    ahead = reading(2, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, **fields)
+
+    timing = time_rank(ahead, num_warmup=3, micro_batch_size=4)
+
+    assert timing.micro_batches_per_step == per_step
+    assert timing.step_times_s == pytest.approx([1.125] * len(timing.step_times_s))
+
+
+def test_batches_that_are_read_several_at_once_are_one_a_step():
+    timing = time_rank(reading(6, 0, 0, 0, 0, 0, 6, 0, 0, 0, samples=4), num_warmup=3, micro_batch_size=4)
+
+    assert timing.micro_batches_per_step == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "per_step", "step_s"),
+    [
+        pytest.param([(5, 6, 6)], 5, 6.0, id="a step ends with the generator"),
+        pytest.param([*[(1, 1, 1)] * 4, (1, 2, 2)], 1, 1.2, id="a step ends with a critic"),
+    ],
+)
+def test_a_generator_behind_its_critics_has_no_batch_of_its_own(counts, per_step, step_s):
+    steps, ended_s = [], 0.0
+    for number in range(23):
+        fetches, passes, updates = counts[number % len(counts)]
+        ended_s += passes
+        fields = {"num_fetches": fetches, "num_samples": 4 * fetches, "num_updates": updates}
+        steps.append(dataclasses.replace(step(ended_s, passes=passes), **fields))
+
+    timing = time_rank(rank(steps=tuple(steps)), num_warmup=3, micro_batch_size=4)
+
+    assert timing.micro_batches_per_step == per_step
+    assert timing.step_times_s == pytest.approx([step_s] * len(timing.step_times_s))
+
+
 def test_a_pass_is_its_share_of_a_step_without_the_update():
     timing = time_rank(rank(seconds=1.0, passes=2, update_s=0.2), num_warmup=3, micro_batch_size=4)
 

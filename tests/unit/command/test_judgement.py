@@ -184,3 +184,11 @@ def test_memory_without_the_longest_samples_is_told_where_they_are_known(learned
     reports = Reports(ranks=(observed(num_lists_of_longest=num_lists),), hellos=(), errors=(), counts={})
 
     assert any("not of the longest" in text for text in own._note_longest(reports)) is is_told
+
+
+def test_a_line_to_type_by_hand_names_one_folder_however_often():
+    command = Command(argv=("train", "{micro_batch_size}", "--log={output_dir}/log", "--out", "{output_dir}"))
+
+    line = Judge(command=command, candidates=(4,), learned=Learned()).suggest_by_hand(4)
+
+    assert line.endswith(": export OUT=$(mktemp -d); train 4 --log=$OUT/log --out $OUT")

@@ -72,12 +72,14 @@ class ModelWatch:
     # -- the size, where no loader showed it
 
     def watch_inputs(self) -> None:
-        """Look at the next calls, where no loader returned micro-batches of the size.
+        """Look at the next calls, where no loader returned micro-batches of the size, or not one for each step.
 
         The modules that no other holds are watched first. A program may call their parts alone; those are watched in
         the next step, unless something was compiled, whose guards a hook inside of it would fail.
         """
-        if self.inputs or self._observer.size in self._observer.loaders.fetches.count_rows():
+        fetches, num_steps = self._observer.loaders.fetches, len(self._observer.steps)
+        is_shown = self._observer.size in fetches.count_rows() and fetches.count() >= num_steps
+        if self.inputs or is_shown:
             return
         self.stop()
         if not self._watched:
