@@ -30,6 +30,9 @@ from bexplore.job.batching import MAX_SAMPLES
 
 MAX_FILE_BYTES = 2 * 2**20  # public files that list their data have 300 KiB, which are read in 0.3 s
 _OF_ANY_FORMAT = (".cfg", ".ini", ".conf")  # YAML in some programs
+_OF_SHELLS = (".sh", ".bash")
+# What programs have and configurations in Python have not, which import libraries of theirs at most.
+_IN_PROGRAMS = re.compile(r"^\s*(?:import|from) (?:torch|argparse|click|hydra|typer)\b|^if __name__\b", re.MULTILINE)
 _PLAIN_IN_SHELL = re.compile(r"[\w@%+=:,./{}-]+")
 _LIKE_A_SIZE = re.compile(r"batch|micro|bsz|(?:^|_)m?bs(?:$|_)", re.IGNORECASE)  # names of sizes in any program
 _NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
@@ -203,6 +206,9 @@ def read(path: Path, *, argv: Sequence[str] = ()) -> Document:
 
 def parse(path: Path, text: str, *, argv: Sequence[str] = ()) -> Document:
     """Return the document of a file's text, whose top level is a mapping."""
+    is_script = path.suffix == ".py" and _IN_PROGRAMS.search(text) and "LazyCall" not in text
+    if is_script or path.suffix in (*_OF_SHELLS, ".ipynb"):
+        raise _refuse_program(path)
     if path.suffix == ".py" or (path.suffix in _OF_ANY_FORMAT and not _holds_mapping(path, text)):
         raise _refuse_code(path, text, argv)
     if path.suffix == ".toml":
@@ -237,6 +243,17 @@ def _with_lower_word(value: Any, key: Any = "") -> Any:
     if isinstance(value, list):
         return [_with_lower_word(inner, key) for inner in value]
     return WORD if is_word(value) and _LIKE_A_SIZE.search(str(key)) else value
+
+
+def _refuse_program(path: Path) -> UserInputError:
+    """Return the error of a file that is run itself, with the line that leads to its command."""
+    name = shlex.quote(str(path))
+    if path.suffix in _OF_SHELLS:
+        start = f"bexplore explore -- bash {name} {{micro_batch_size}} {{output_dir}}"
+        hint = f"let it take the size as $1 and its output folder as $2, and type: {start}"
+    else:
+        hint = f"write the file with its command: bexplore init {name}"
+    return UserInputError(f"{path} is a program, and no configuration", hint=hint)
 
 
 def _refuse_code(path: Path, text: str, argv: Sequence[str]) -> UserInputError:

@@ -406,6 +406,7 @@ def test_a_size_without_one_place_is_refused(tmp_path, text, words, hint):
             "--cfg-options train_dataloader.batch_size={micro_batch_size}",
         ),
         ("x.py", "dataloader.train.total_batch_size = 4\n", "dataloader.train.total_batch_size={micro_batch_size}"),
+        ("x.py", "import torch\nfrom d.config import LazyCall as L\n", "--config-file {path}"),
         ("x.cfg", "[train]\nbatch_size = 4\n", "SIZE={micro_batch_size}"),
     ],
 )
@@ -415,6 +416,22 @@ def test_a_configuration_that_is_code_takes_its_size_by_an_option(tmp_path, name
 
     assert words.replace("{path}", str(tmp_path / name)) in raised.value.hint
     assert all("{output_dir}" in line for line in raised.value.hint.splitlines())  # else it is refused as it stands
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("train.py", "import torch\n", "bexplore init {path}"),
+        ("main.py", "def main(): ...\nif __name__ == '__main__':\n    main()\n", "bexplore init {path}"),
+        ("run.ipynb", '{"cells": []}', "bexplore init {path}"),
+        ("run.sh", "python train.py --bs $1\n", "bexplore explore -- bash {path} {micro_batch_size} {output_dir}"),
+    ],
+)
+def test_a_program_in_place_of_a_configuration_gets_the_line_to_its_command(tmp_path, name, text, words):
+    with pytest.raises(UserInputError, match="is a program") as raised:
+        load(tmp_path, text, name=name)
+
+    assert words.replace("{path}", str(tmp_path / name)) in raised.value.hint
 
 
 def test_a_file_of_no_known_format_is_copied_by_the_command_that_was_typed(tmp_path):
