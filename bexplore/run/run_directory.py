@@ -241,17 +241,21 @@ def _is_run(directory: Path) -> bool:
         return False
 
 
+_COMMAND = "job.model.command"
+
+
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
     """List the differences between two runs, a line each; empty where one may replace the other.
 
     `job`, `environment` and `search_specification` of their `meta.json` are compared as text, so that a file and a live
     object compare equal. The folder of the configuration is ignored: the same job in another checkout is the same job.
+    Of another training command the words alone are listed: its file and code differ with it.
     """
     old, new = _deciding_values(before), _deciding_values(after)
+    names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     return tuple(
         f"{name.partition('.')[2]}: {old.get(name, 'absent')} -> {new.get(name, 'absent')}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
+        for name in ([_COMMAND] if _COMMAND in names else names)
     )
 
 

@@ -29,7 +29,7 @@ from bexplore.host.secret_values import MASK, hidden
 from bexplore.job.batching import MAX_SAMPLES
 
 MAX_FILE_BYTES = 2 * 2**20  # public files that list their data have 300 KiB, which are read in 0.3 s
-_OF_ANY_FORMAT = (".cfg", ".ini", ".conf")  # YAML in some programs
+_OF_KNOWN_FORMAT = (".yaml", ".yml", ".json", ".toml")  # any other may hold YAML, as .cfg and .conf of some programs do
 _OF_SHELLS = (".sh", ".bash")
 # What programs have and configurations in Python have not, which import libraries of theirs at most.
 _IN_PROGRAMS = re.compile(r"^\s*(?:import|from) (?:torch|argparse|click|hydra|typer)\b|^if __name__\b", re.MULTILINE)
@@ -209,7 +209,7 @@ def parse(path: Path, text: str, *, argv: Sequence[str] = ()) -> Document:
     is_script = path.suffix == ".py" and _IN_PROGRAMS.search(text) and "LazyCall" not in text
     if is_script or path.suffix in (*_OF_SHELLS, ".ipynb"):
         raise _refuse_program(path)
-    if path.suffix == ".py" or (path.suffix in _OF_ANY_FORMAT and not _holds_mapping(path, text)):
+    if path.suffix == ".py" or (path.suffix not in _OF_KNOWN_FORMAT and not _holds_mapping(path, text)):
         raise _refuse_code(path, text, argv)
     if path.suffix == ".toml":
         table, places = toml.read(text, str(path))

@@ -97,3 +97,12 @@ def test_a_run_of_one_device_is_decided_by_what_it_was_before_ranks_were_known(f
 def test_a_job_is_described_by_how_its_ranks_share_the_work(folder, parallelism, told):
     explore = {} if parallelism is None else {"parallelism": parallelism}
     assert describe(folder.load(sections(explore={"device": "cpu"} | explore))).endswith(f"AdamW, {told}")
+
+
+def test_of_another_training_command_the_words_alone_differ():
+    before = {"job": {"model": {"command": ["train", "{micro_batch_size}"], "file": "a.yaml"}}}
+    after = {"job": {"model": {"command": ["train", "{micro_batch_size}", "--x"], "code_sha256": {"b.py": "7f"}}}}
+
+    assert differences(before, after) == (
+        "model.command: train, {micro_batch_size} -> train, {micro_batch_size}, --x",
+    )

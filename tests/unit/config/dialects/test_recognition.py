@@ -434,17 +434,20 @@ def test_a_program_in_place_of_a_configuration_gets_the_line_to_its_command(tmp_
     assert words.replace("{path}", str(tmp_path / name)) in raised.value.hint
 
 
-def test_a_file_of_no_known_format_is_copied_by_the_command_that_was_typed(tmp_path):
-    text = "[net]\nbatch=explore\nsubdivisions=1\n"
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("net.cfg", "[net]\nbatch=explore\nsubdivisions=1\n"), ("fern.txt", "datadir = data\nN_rand = explore\n")],
+)
+def test_a_file_of_no_known_format_is_copied_by_the_command_that_was_typed(tmp_path, name, text):
     command = json.dumps(["python", "train.py", "-m", "{config}", "--out", "{output_dir}", "a b"])
     with pytest.raises(UserInputError) as raised:
-        file = tmp_path / "net.cfg"
+        file = tmp_path / name
         file.write_text(text)
         load_config(file, overrides=[f"explore.command={command}"])
 
     start = shlex.split(raised.value.hint.partition("bexplore explore -- ")[2])
-    copy = f'sed "s/\\bexplore\\b/{{micro_batch_size}}/" {file} > {{output_dir}}/net.cfg'
-    assert start == ["bash", "-c", f"{copy}; exec python train.py -m {{output_dir}}/net.cfg --out {{output_dir}} 'a b'"]
+    copy = f'sed "s/\\bexplore\\b/{{micro_batch_size}}/" {file} > {{output_dir}}/{name}'
+    assert start == ["bash", "-c", f"{copy}; exec python train.py -m {{output_dir}}/{name} --out {{output_dir}} 'a b'"]
 
 
 LIGHTNING = """\
