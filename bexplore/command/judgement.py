@@ -188,7 +188,7 @@ class Judge:
             return self._judge_empty_epochs(watched, blank)
         if watched.ending is not Ending.OBSERVED:
             _check_host(watched.watch)
-        failure = self._find_failure(watched)
+        failure = self._find_failure(watched, blank.micro_batch_size)
         if failure is None:
             return self._judge_training(watched, blank)
         if isinstance(failure, UserProgramError):
@@ -219,14 +219,9 @@ class Judge:
 
     def suggest_by_hand(self, micro_batch_size: int) -> str:
         """Return what to type to run a start by hand."""
-        line = self.command.shown_with(
-            micro_batch_size=micro_batch_size,
-            accumulation=PROBING_ACCUMULATION if self.command.sets_accumulation else 1,
-            num_replicas=self.learned.num_replicas or 1,
-        )
-        # A line may name the folder several times, a script of a shell inside of it too, and means one.
-        first = "export OUT=$(mktemp -d); " if "{output_dir}" in line else ""
-        return f"run that start by hand: {first}{line.replace('{output_dir}', '$OUT')}"
+        accumulation = PROBING_ACCUMULATION if self.command.sets_accumulation else 1
+        line = self.command.describe_by_hand(micro_batch_size, accumulation, self.learned.num_replicas or 1)
+        return f"run that start by hand{line}"
 
     # -- a start that gave no measurement
 
@@ -243,7 +238,7 @@ class Judge:
             return UserProgramError(reason, hint=hint, traceback_text=watched.watch.start.log_tail())
         return replace(blank, reason=f"{reason}; {hint}", max_samples=num_samples)
 
-    def _find_failure(self, watched: Watched) -> CommandFailure | UserProgramError | None:
+    def _find_failure(self, watched: Watched, size: int) -> CommandFailure | UserProgramError | None:
         reports, log = watched.watch.reports, watched.watch.start.log_tail()
         of_observer = find_reported_failure(reports.errors)
         is_refused_memory = of_observer is not None and of_observer.outcome is Outcome.OUT_OF_MEMORY
@@ -253,7 +248,7 @@ class Judge:
             failure = find_lost_rank(log, reports) or of_observer
             return KILLED_BY_KERNEL if failure.ended_by and watched.killed_by_kernel else failure
         return (
-            self._find_unseen(watched, log)
+            self._find_unseen(watched, log, size)
             or self._find_timeout(watched, log)
             or describe_end(
                 watched.watch.start.return_code,
@@ -264,7 +259,7 @@ class Judge:
             )
         )
 
-    def _find_unseen(self, watched: Watched, log: str) -> CommandFailure | UserProgramError | None:
+    def _find_unseen(self, watched: Watched, log: str, size: int) -> CommandFailure | UserProgramError | None:
         """Return why the observer saw no step of a training that may have run well; None where it saw some."""
         reports, ending, code = watched.watch.reports, watched.ending, watched.watch.start.return_code
         if ending is Ending.UNOBSERVED:
@@ -289,7 +284,7 @@ class Judge:
                 traceback_text=log,
             )
         if ending is Ending.ENDED and not reports.hellos:
-            hint = "run the command by hand first: it must train without bexplore"
+            hint = self.suggest_by_hand(watched.opened.capacity or size)
             if _NO_TORCH in log:  # bexplore was called by its path, and the shell's own Python is another
                 hint = (
                     f"its Python has no torch; bexplore's has: write {sys.executable} in its place, or activate that "

@@ -152,6 +152,16 @@ class Command:
         ]
         return " ".join([*variables, quote_words(_fill_words(hidden_words(self.argv), values))])
 
+    def describe_by_hand(self, micro_batch_size: int, accumulation: int, num_replicas: int) -> str:
+        """Return what stands for placeholders of files, and the line of a start behind a colon."""
+        line = self.shown_with(micro_batch_size=micro_batch_size, accumulation=accumulation, num_replicas=num_replicas)
+        # A line may name the folder several times, a script of a shell inside of it too, and means one.
+        first = "export OUT=$(mktemp -d); " if "{output_dir}" in line else ""
+        copy = ""
+        if self.file is not None and "{config}" in line:
+            copy = f" ({{config}} is a copy of {self.file.name} whose size is {micro_batch_size})"
+        return f"{copy}: {first}{line.replace('{output_dir}', '$OUT')}"
+
     def filled(self, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Return the arguments and the variables of one start."""
         return _fill_words(self.argv, values), {name: fill(text, values) for name, text in self.env.items()}

@@ -11,11 +11,12 @@ import pytest
 from bexplore.command.judgement import FIRST_PASS_S, Judge, Learned, Watched
 from bexplore.command.reports import Rank, Reports
 from bexplore.command.watch import Ending
-from bexplore.config.command import Command
+from bexplore.config.command import Command, CommandFile
 from bexplore.errors import UserProgramError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from tests.unit.command.builders import rank
 
+NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
 RECORD = {
     "is_resumed": False,
     "optimizers": ["AdamW"],
@@ -191,4 +192,22 @@ def test_a_line_to_type_by_hand_names_one_folder_however_often():
 
     line = Judge(command=command, candidates=(4,), learned=Learned()).suggest_by_hand(4)
 
-    assert line.endswith(": export OUT=$(mktemp -d); train 4 --log=$OUT/log --out $OUT")
+    assert line == "run that start by hand: export OUT=$(mktemp -d); train 4 --log=$OUT/log --out $OUT"
+
+
+def test_a_line_to_type_by_hand_says_what_the_copy_of_a_file_is():
+    command = Command(argv=("train", "{config}"), file=CommandFile(name="job.yaml", text="size: explore\n", keys=()))
+
+    line = Judge(command=command, candidates=(4,), learned=Learned()).suggest_by_hand(4)
+
+    assert line == "run that start by hand ({config} is a copy of job.yaml whose size is 4): train {config}"
+
+
+@pytest.mark.parametrize(
+    ("log", "words"), [("no data here", "run that start by hand: train 4"), (NO_TORCH, "activate")]
+)
+def test_an_end_before_torch_has_the_line_to_type_unless_torch_is_missing(judge, log, words):
+    seen = watched(ending=Ending.ENDED, hellos=())
+    seen.watch.start.log_tail = lambda: log
+
+    assert words in judge(seen).hint

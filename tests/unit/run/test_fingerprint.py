@@ -103,6 +103,4 @@ def test_of_another_training_command_the_words_alone_differ():
     before = {"job": {"model": {"command": ["train", "{micro_batch_size}"], "file": "a.yaml"}}}
     after = {"job": {"model": {"command": ["train", "{micro_batch_size}", "--x"], "code_sha256": {"b.py": "7f"}}}}
 
-    assert differences(before, after) == (
-        "model.command: train, {micro_batch_size} -> train, {micro_batch_size}, --x",
-    )
+    assert differences(before, after) == ("model.command: train, {micro_batch_size} -> train, {micro_batch_size}, --x",)
