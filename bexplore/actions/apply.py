@@ -395,7 +395,7 @@ def _refuse_another_job(config: Config, run: Run) -> None:
         listed = "".join(f"\n  {line}" for line in changes)
         raise UserInputError(
             f"the job of {config.path} has changed since {run.directory}:{listed}",
-            hint=f"bexplore explore {config.typed}, or write it anyway: bexplore apply {config.typed} --force",
+            hint=f"bexplore explore {config.typed}, or write it anyway: bexplore apply --force {config.typed}",
         )
 
 

@@ -214,7 +214,7 @@ class _Show:
     def _command_line(self, result: RunResult) -> str:
         """Return the command with the recommended size; empty where a file holds it, or there is none."""
         command, config = self._config.command, self._config
-        if command is None or command.file is not None or not result.micro_batch_size:
+        if command is None or command.has_size_in_file or not result.micro_batch_size:
             return ""
         own = next(
             (one for one in result.batch.global_batch_sizes if one.global_batch_size == result.batch.batch_size), None

@@ -121,6 +121,11 @@ class Command:
         return written | (self.file.names if self.file else set())
 
     @property
+    def has_size_in_file(self) -> bool:
+        """Whether a key of the user's file is the size, which `apply` then writes; else the command itself has it."""
+        return self.file is not None and "micro_batch_size" in self.file.names
+
+    @property
     def needs_replicas(self) -> bool:
         """Whether a start is given a number that depends on the replicas."""
         return bool(self.placeholders & {"replicas", "global_batch_size"})

@@ -161,7 +161,7 @@ class _Planner:
         require(
             bool(request.batch_sizes) or costs.batch_size is not None,
             "the file gives no batch_size",
-            "type `batch_sizes=512`",
+            f"type `batch_sizes={(costs.micro_batch_size or 1) * costs.num_replicas}`",
         )
         amounts = request.batch_sizes or (Amount(number=costs.batch_size or 0),)
         if request.until_s is not None and not request.devices:

@@ -59,8 +59,9 @@ def test_a_time_without_an_amount_of_training_is_refused():
 
 
 def test_a_job_without_a_batch_size_needs_one():
-    with pytest.raises(UserInputError, match="no batch_size"):
-        make_plans(costs(batch_size=None), PlanRequest())
+    with pytest.raises(UserInputError, match="no batch_size") as error:
+        make_plans(costs(batch_size=None, micro_batch_size=24, num_replicas=2), PlanRequest())
+    assert error.value.hint == "type `batch_sizes=48`"
 
 
 def test_the_events_of_plans_have_what_cannot_be_planned_too():

@@ -419,6 +419,20 @@ def test_a_configuration_that_is_code_takes_its_size_by_an_option(tmp_path, name
 
 
 @pytest.mark.parametrize(
+    ("text", "override", "is_in_file"),
+    [
+        ("train: {batch_size: explore}\n", COMMAND, True),
+        ("seed: 3\n", 'explore.command=["t", "{config}", "{micro_batch_size}"]', False),
+        ("explore: {command: 't {micro_batch_size}', writes_are_fine: true}\n", "explore.max=8", False),
+    ],
+)
+def test_a_size_is_the_files_only_where_a_key_is_it(tmp_path, text, override, is_in_file):
+    command = load(tmp_path, text, override, "explore.writes_are_fine=true").command
+
+    assert command.has_size_in_file == is_in_file
+
+
+@pytest.mark.parametrize(
     ("name", "text", "words"),
     [
         ("train.py", "import torch\n", "bexplore init {path}"),
