@@ -369,11 +369,7 @@ def _newest_run(config: Config) -> Run:
     Estimates for a device are taken where the configuration names it, and nowhere else.
     """
     folder = run_directory.model_directory(config.mode, config.model_dir)
-    name = str(config.settings.device_name)
-    wanted = (
-        (processor_name() if names_this(name) else parse_device_name(name)[1].name) if config.is_estimated else None
-    )
-    finished = [run for run in run_directory.find_runs(folder) if _has_result_for(run, wanted)]
+    finished = [run for run in run_directory.find_runs(folder) if _has_result_for(run, config)]
     if not finished:
         raise UserInputError(
             f"no finished run of this job under {folder}",
@@ -382,11 +378,17 @@ def _newest_run(config: Config) -> Run:
     return next((run for run in finished if not _changes(config, run)), finished[0])
 
 
-def _has_result_for(run: Run, estimated_device: str | None) -> bool:
+def _has_result_for(run: Run, config: Config) -> bool:
     result = run.result()
     if result is None:
         return False
-    return (str(result.device_info.get("device_name")) if result.is_estimated else None) == estimated_device
+    if result.is_emulated:
+        return config.is_emulated or not config.is_estimated
+    name = str(config.settings.device_name)
+    wanted = (
+        (processor_name() if names_this(name) else parse_device_name(name)[1].name) if config.is_estimated else None
+    )
+    return (str(result.device_info.get("device_name")) if result.is_estimated else None) == wanted
 
 
 def _refuse_another_job(config: Config, run: Run) -> None:

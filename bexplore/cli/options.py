@@ -115,8 +115,8 @@ CONFIG = click.argument("config", type=click.Path(path_type=Path))
 DEVICE_NAME = click.option(
     "--device-name",
     metavar="NAME",
-    help="An NVIDIA device that is not here, such as h100: a job is estimated for it, a command emulates it; this: a "
-    "job is estimated for this machine's processor.",
+    help="An NVIDIA device that is not here, such as h100: a speed is estimated for it, a command is emulated; this: "
+    "a job is estimated for this machine's processor.",
 )
 _DEVICE_NAME = "explore.device_name="
 

@@ -7,7 +7,7 @@ import re
 import signal
 import statistics
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from bexplore.command.reports import (
     describe_device,
     describe_memory,
     describe_swallowed,
+    find_kernels,
     find_last_batch,
     find_num_samples,
     list_notes,
@@ -128,6 +129,8 @@ class Learned:
     # By size that a start was given, how it failed before its first batch
     early: dict[int, str] = field(default_factory=dict)
     fails_early: bool = False  # whether the command fails so at any size
+    # Of each rank of the last start that trained, what it asked an emulated device to do in a step; empty elsewhere
+    kernels: tuple[Mapping[str, Any], ...] = ()
 
     def take_over(self, observation: Observation) -> None:
         """Take over what a probe of an earlier explorer has shown."""
@@ -390,6 +393,7 @@ class Judge:
             return replace(blank, outcome=Outcome.OUT_OF_MEMORY, reason=reason, details=details)
         self.learned.num_replicas, self.learned.device_info = num_replicas, describe_device(reports)
         self.learned.step_times_s[size] = timing.step_time_s
+        self.learned.kernels = find_kernels(reports)
         return replace(
             blank,
             outcome=Outcome.MEASURED,

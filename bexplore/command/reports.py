@@ -242,6 +242,12 @@ def find_last_batch(reports: Reports, micro_batch_size: int) -> int | None:
     return None
 
 
+def find_kernels(reports: Reports) -> tuple[Mapping[str, Any], ...]:
+    """Return what each rank asked an emulated device to do in a step; empty where a rank has recorded nothing."""
+    found = [rank.record.get("kernels") for rank in reports.ranks]
+    return tuple(one for one in found if one) if all(found) else ()
+
+
 def describe_device(reports: Reports) -> dict[str, Any]:
     """Return the device that the training used, and its torch."""
     first = reports.ranks[0].record

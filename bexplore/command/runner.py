@@ -86,6 +86,11 @@ class CommandRunner:
         return self._learned.device_info
 
     @property
+    def recorded_kernels(self) -> tuple[Mapping[str, Any], ...]:
+        """What each rank of the last start asked an emulated device to do in a step; empty where it was none."""
+        return self._learned.kernels
+
+    @property
     def size_to_confirm(self) -> int | None:
         """A size that another start must be given, to show that the command follows its size; None for none."""
         return self._learned.sizes.size_to_confirm

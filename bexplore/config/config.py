@@ -141,9 +141,19 @@ class Config:
 
     @property
     def is_estimated(self) -> bool:
-        """Whether an exploration estimates: a job for a named device, which nothing is asked to emulate."""
+        """Whether an exploration estimates speed: on a named device, unless it is emulated for its memory alone."""
+        return self.settings.device_name is not None and not self.settings.emulate
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether an exploration runs on an emulated device: a command, a job of a launcher, or one that asks."""
         runs = self.command is not None or self.settings.emulate or self.settings.launcher not in (None, "none")
-        return self.settings.device_name is not None and not runs
+        return self.settings.device_name is not None and runs
+
+    @property
+    def sizes_per_start(self) -> int:
+        """Sizes that one start of a command may serve: where kernels are recorded, its own alone."""
+        return 1 if self.is_estimated else self.settings.sizes_per_start
 
     @property
     def fixed_size(self) -> int | None:

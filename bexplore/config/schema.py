@@ -410,14 +410,14 @@ class ExploreSettings(_Section):
     )
     device_name: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
         None,
-        description="An NVIDIA device that is not here, such as h100 or 8xh100. A job's speed on it is estimated; a "
-        "training command, or a job with a launcher, is run on an emulated one, which tells what fits; this: a job's "
-        "speed on this machine's processor is estimated, once it was calibrated; null: the devices of this machine.",
+        description="An NVIDIA device that is not here, such as h100 or 8xh100. Speed on it is estimated; a training "
+        "command, or a job with a launcher, is run on an emulated one, which tells what fits; this: a job's speed on "
+        "this machine's processor is estimated, once it was calibrated; null: the devices of this machine.",
     )
     emulate: bool = Field(
         False,
-        description="Whether a job for `device_name` is run on an emulated device too, instead of being estimated: "
-        "memory by the allocator, and no speed.",
+        description="Whether `device_name` is emulated for its memory alone: sizes that fit by the allocator, and no "
+        "speed.",
     )
     memory_budget: Memory = Field(
         "auto", description='Memory of one replica: a size ("12GiB"), a fraction of the device (0.8), or auto.'

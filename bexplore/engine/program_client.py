@@ -7,21 +7,32 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bexplore.engine.process.limits import Limits, Progress
 from bexplore.engine.process.worker_process import WorkerProcess
-from bexplore.engine.protocol.messages import Answer, BuildFake, Done, Failed, Refused, Request, TakeMetrics, Trace
+from bexplore.engine.protocol.messages import (
+    Answer,
+    BuildFake,
+    Done,
+    Failed,
+    FindKernels,
+    Refused,
+    Request,
+    TakeMetrics,
+    Trace,
+)
 from bexplore.errors import EngineError, UserProgramError
+from bexplore.estimate.kernels import Kernel
 from bexplore.host.records import from_record, to_record
 from bexplore.job import Job, Precision, device_kind
 from bexplore.job.lengths import Collation
 from bexplore.measurement.probe import Outcome
 from bexplore.trace import cache
 from bexplore.trace.absent_gpu import GpuProperties, reason_against
-from bexplore.trace.cost_model import CostModel, MemoryByLength, traced_lengths
+from bexplore.trace.cost_model import CostModel, MemoryByLength, TracedKernel, traced_lengths
 from bexplore.trace.program_metrics import ProgramMetrics
 
 # A build on fake tensors takes seconds; one that takes longer is left to the probe, which has limits of its own.
@@ -58,6 +69,33 @@ def ask_once(
     if isinstance(answer, Failed):
         answer.check_host()
     return answer
+
+
+class KernelFinder:
+    """Tells kernels of the calls that the observer of a training has seen; its worker starts with the first ones."""
+
+    def __init__(self, log_path: Path, *, environment: Mapping[str, str]) -> None:
+        self._log_path, self._environment = log_path, environment
+        self._worker: WorkerProcess | None = None
+
+    def __call__(self, calls: Sequence[Mapping[str, Any]]) -> list[list[Kernel]]:
+        """Return the kernels of each call."""
+        if self._worker is None:
+            self._worker = WorkerProcess(self._log_path, environment=self._environment)
+        limits = Limits(stage_s=BUILD_LIMIT_S, resident_bytes=RESIDENT_BYTES)
+        answer = self._worker.ask(FindKernels(calls=[dict(one) for one in calls]), limits=limits)
+        if not isinstance(answer, Done):
+            self.close()
+            reason = answer.reason if isinstance(answer, Failed) else answer.message
+            raise EngineError(f"kernels of the command cannot be told apart: {reason}", hint=f"see {self._log_path}")
+        found = ([from_record(TracedKernel, one) for one in kernels] for kernels in answer.values["kernels"])
+        return [[kernel.at(1) for kernel in kernels] for kernels in found]
+
+    def close(self) -> None:
+        """End its worker."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
 
 
 def check_build(job: Job, log_path: Path, *, environment: Mapping[str, str] | None = None) -> None:

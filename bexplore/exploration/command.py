@@ -15,10 +15,13 @@ from bexplore.command.start import end_leftovers
 from bexplore.command.timing import MIN_TIMED_STEPS, WARMUP_STEPS
 from bexplore.config.command import Command
 from bexplore.config.config import Config
+from bexplore.engine.program_client import KernelFinder
 from bexplore.errors import UserInputError, UserProgramError
 from bexplore.exploration.base import Exploration, find_sizes_that_keep
-from bexplore.exploration.emulated import hide_times
+from bexplore.exploration.emulated import find_named_device
+from bexplore.exploration.emulated_speeds import EmulatedSpeeds
 from bexplore.exploration.finish import Finish, is_for_request
+from bexplore.exploration.recorded import read_work
 from bexplore.host import logs
 from bexplore.host.clocks import Stopwatch
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
@@ -72,14 +75,24 @@ class CommandExploration(Exploration):
             CommandSettings(
                 run_dir=run.directory,
                 memory_limit_bytes=self._memory_limit_bytes,
-                sizes_per_start=self.config.settings.sizes_per_start,
+                sizes_per_start=self.config.sizes_per_start,
                 candidates=self._candidates,
                 environment=self._environment,
                 should_stop=lambda: self._should_stop() is not None,
                 on_progress=self.on_progress,
             ),
         )
-        with contextlib.closing(runner):
+        find_kernels = KernelFinder(run.directory / "workers" / "kernels.log", environment=self._environment)
+        with contextlib.closing(runner), contextlib.closing(find_kernels):
+            self._speeds = EmulatedSpeeds(
+                find_named_device(self.config)[1] if self.config.is_estimated else None,
+                lambda ran: read_work(
+                    ran,
+                    runner.recorded_kernels,
+                    find_kernels,
+                    ranks_whole_steps=not self._command.sets_accumulation,
+                ),
+            )
             yield from self._run_with(runner, run)
 
     def _run_with(self, runner: CommandRunner, run: run_directory.Run) -> Iterator[JobEvent]:
@@ -91,8 +104,8 @@ class CommandExploration(Exploration):
             if isinstance(event, Result):
                 result = event
             elif isinstance(event, Recommendation):
-                if runner.device_info.get("is_emulated"):
-                    continue  # where no speed was measured, none is streamed
+                if self._hides_speeds(runner):
+                    continue  # where no speed is known, none is streamed
                 config = self._with_own_batch(self.config, event.micro_batch_size)
                 sizes = global_batch_sizes(config, event.micro_batch_size)
                 yield Recommended(recommendation=event, global_batch_sizes=sizes)
@@ -121,8 +134,8 @@ class CommandExploration(Exploration):
         )
 
     def _search(self, runner: CommandRunner, run: run_directory.Run) -> Iterator[Any]:
-        yield from loop.run_search(
-            hide_times(runner, lambda: bool(runner.device_info.get("is_emulated"))),
+        events = loop.run_search(
+            self._speeds.wrap(runner, lambda: bool(runner.device_info.get("is_emulated"))),
             space=self._space,
             settings=search_settings(self.config),
             keeping=find_sizes_that_keep(self.config, self._candidates),
@@ -131,8 +144,15 @@ class CommandExploration(Exploration):
             should_stop=self._should_stop,
             run_alone=runner.by_hand,
         )
+        settings = search_settings(self.config)
+        for event in events:
+            yield self._speeds.qualify(event, self._candidates, tolerance=settings.tolerance, seed=settings.seed)
+
+    def _hides_speeds(self, runner: CommandRunner) -> bool:
+        return bool(runner.device_info.get("is_emulated")) and not self._speeds.are_estimated
 
     def _learn(self, runner: CommandRunner, observation: Observation) -> None:
+        self._speeds.learn(observation)
         if observation.is_measured:
             self._learn_replicas(runner, observation.details.get("num_replicas"))
 
@@ -165,7 +185,7 @@ class CommandExploration(Exploration):
             runner=None,
             run=run,
             cost_model=None,
-            device_info=runner.device_info,
+            device_info=self._speeds.describe_device(runner.device_info),
             elapsed_s=self._elapsed_s,
             verified_step_time_s=real_step_s,
         )
@@ -330,8 +350,8 @@ class CommandExploration(Exploration):
         yield f"starts `{self._command.shown}` up to {total} times, and ends each after its last observed step"
         if len(starts) > 1:
             yield f"that is {', '.join(f'{number} {why}' for why, number in starts.items())}"
-        if self.config.settings.sizes_per_start > 1:
-            most = self.config.settings.sizes_per_start
+        if self.config.sizes_per_start > 1:
+            most = self.config.sizes_per_start
             yield f"a start serves up to {most} sizes, cut from larger batches; the winner runs in a start of its own"
         if "output_dir" in self._command.placeholders:
             yield "what a start writes to {output_dir} is removed after it; trackers are switched off"
@@ -341,7 +361,7 @@ class CommandExploration(Exploration):
 
     def _most_starts(self, max_probes: int) -> Iterator[tuple[str, int]]:
         yield "for the sizes of the search", max_probes
-        if self.config.settings.sizes_per_start > 1:
+        if self.config.sizes_per_start > 1:
             yield "for sizes that fail in a start that they share", max_probes
         keeping = find_sizes_that_keep(self.config, self._candidates)
         if keeping is not None and keeping.sizes:

@@ -94,10 +94,10 @@ def hide_times(runner: Runner, is_emulated: Callable[[], bool]) -> Runner:
 
 def without_speeds(result: RunResult) -> RunResult:
     """Return the result of an exploration on an emulated device with its sizes and its memory alone."""
-    batch, ranks, lengths, keeps = result.batch, result.parallel, result.lengths, result.batch.keeps_batch_size
+    result = without_clock(result)
+    batch, lengths, keeps = result.batch, result.lengths, result.batch.keeps_batch_size
     unknown: dict[str, Any] = dict.fromkeys(_SPEEDS)
     unknown_of_keeping: dict[str, Any] = dict.fromkeys(_SPEEDS_THAT_KEEP)
-    unknown_of_ranks: dict[str, Any] = dict.fromkeys(_TIMES_OF_RANKS)
     sizes = tuple(dataclasses.replace(one, step_time_s=None) for one in batch.global_batch_sizes)
     keeps = keeps and dataclasses.replace(keeps, **unknown_of_keeping)
     return dataclasses.replace(
@@ -105,11 +105,20 @@ def without_speeds(result: RunResult) -> RunResult:
         answer=dataclasses.replace(result.answer, **unknown, speeds=()),
         search=dataclasses.replace(result.search, throughput_band=None),
         batch=dataclasses.replace(batch, global_batch_sizes=sizes, keeps_batch_size=keeps),
-        program=dataclasses.replace(result.program, exact_over_shared=None, eager=None, artifacts_dir=None),
+        program=dataclasses.replace(result.program, eager=None, artifacts_dir=None),
         checks=dataclasses.replace(result.checks, loader=None, bottlenecks=()),
         choice=dataclasses.replace(
             result.choice, settings_over_file=None, settings_over_file_interval=None, pareto_front=()
         ),
-        parallel=ranks and dataclasses.replace(ranks, **unknown_of_ranks),
         lengths=lengths and dataclasses.replace(lengths, tokens_per_s=None, compile_time_s=None),
+    )
+
+
+def without_clock(result: RunResult) -> RunResult:
+    """Return a result without what the clock of an emulated device says of programs and ranks."""
+    unknown: dict[str, Any] = dict.fromkeys(_TIMES_OF_RANKS)
+    return dataclasses.replace(
+        result,
+        program=dataclasses.replace(result.program, exact_over_shared=None),
+        parallel=result.parallel and dataclasses.replace(result.parallel, **unknown),
     )

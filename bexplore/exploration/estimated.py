@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from bexplore.engine.process.pool import Workers
 from bexplore.errors import EngineError, UserInputError
 from bexplore.estimate.calibrations import names_this
@@ -18,40 +16,27 @@ from bexplore.estimate.kernels import MatrixProduct
 from bexplore.estimate.model import Estimate, count_waves, estimate_kernels
 from bexplore.estimate.processor import Calibration, estimate_calls, find_program_sd
 from bexplore.exploration.emulated import find_named_device, recall_this
+from bexplore.exploration.emulated_speeds import TracedProgram
+from bexplore.exploration.estimate_errors import allow_for_errors, qualify
 from bexplore.exploration.finish import Finish
 from bexplore.exploration.job import JobExploration, TracedJob
 from bexplore.exploration.memory_budget import describe_absent_memory
 from bexplore.host.accelerators import Device
-from bexplore.job import Job, Precision
+from bexplore.job import Precision
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.run import run_directory
 from bexplore.run.parts.estimate import FULL_WAVES, Waves
 from bexplore.search.posterior.memory import EXPECTED_RATIO
-from bexplore.search.recommendation import WANTED_SCORE, Recommendation
+from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Event, Result
 from bexplore.search.settings import SearchSettings
-from bexplore.trace.cost_model import CostModel, KernelKind, TracedKernel
+from bexplore.trace.cost_model import KernelKind, TracedKernel
 from bexplore.units import format_bytes
 
 # Of the trace's error, within which memory must fit: a size that fits with 84 of 100.
 LIKELY_SDS = 1.0
 MOST_WAVES = 8.0  # beyond, a last wave that is nearly empty costs less than the model's error
-INTERVAL_SDS = 1.96  # Source: 95 %, `measurement.statistics.LEVEL`
 INSTEAD = "explore.emulate: true runs it on an emulated device, which tells what fits, and no speed"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TracedProgram:
-    """A program whose passes are estimated."""
-
-    job: Job
-    cost_model: CostModel
-
-    @property
-    def of_processor(self) -> str:
-        """Return whose kernels the trace has, where they are not the device's own."""
-        is_other = self.job.compile.enabled and self.cost_model.device != "cuda"
-        return "the CPU's program, for lack of Triton" if is_other else ""
 
 
 class EstimateRunner:
@@ -252,22 +237,18 @@ class EstimatedExploration(JobExploration):
         candidates = self._candidates(held)
         settings = self._settings()
         draws = runner.draw_errors(candidates, seed=settings.seed)
+
+        def find_sd(micro_batch_size: int, variant: int) -> float:
+            relative_sd = runner.estimate(micro_batch_size, variant).relative_sd
+            return math.hypot(find_program_sd(runner.device), relative_sd)
+
         for event in super()._search(runner, held):
             if isinstance(event, Recommendation):
-                yield allow_for_errors(event, draws, runner, tolerance=settings.tolerance)
+                yield allow_for_errors(event, draws, find_sd, tolerance=settings.tolerance)
             elif isinstance(event, Result):
-                yield self._qualified(event, draws, runner, settings)
+                yield qualify(event, draws, find_sd, tolerance=settings.tolerance)
             else:
                 yield event
-
-    def _qualified(self, result: Result, draws: ErrorDraws, runner: EstimateRunner, settings: SearchSettings) -> Result:
-        best, second = result.recommendation, result.second_answer
-        if best is not None:
-            best = allow_for_errors(best, draws, runner, tolerance=settings.tolerance)
-        if second is not None:
-            own = allow_for_errors(second.recommendation, draws, runner, tolerance=settings.tolerance)
-            second = dataclasses.replace(second, recommendation=own)
-        return dataclasses.replace(result, recommendation=best, second_answer=second, next_probe=None)
 
     def _end(self, variant: int, runner: Any, held: TracedJob) -> Finish:
         searched = () if self.selection.is_plain else self.selection.searched
@@ -284,30 +265,3 @@ class EstimatedExploration(JobExploration):
             variant=variant,
             searched=searched,
         )
-
-
-def allow_for_errors(
-    best: Recommendation, draws: ErrorDraws, runner: EstimateRunner, *, tolerance: float
-) -> Recommendation:
-    """Return a recommendation whose score and intervals hold the model's error beside the search's."""
-    own, base = (best.micro_batch_size, best.variant), (best.base_micro_batch_size, best.base_variant)
-    if not draws.has(*own):
-        return best
-    regrets = draws.regrets(*own)
-    bound = float(np.quantile(regrets, WANTED_SCORE / 100))
-    gain_sd = draws.log_ratio_sd(own, base) if draws.has(*base) else 0.0
-    sd = math.hypot(find_program_sd(runner.device), runner.estimate(*own).relative_sd)
-    known, interval = best.regret_bound_90, best.relative_performance_interval
-    return dataclasses.replace(
-        best,
-        confidence=min(best.confidence, int(100 * float((regrets <= tolerance).mean()))),
-        relative_performance_interval=None if interval is None else _widen(interval, gain_sd),
-        regret_bound_90=None if known is None or bound >= 1.0 else max(known, bound),
-        left_to_gain=max(best.left_to_gain, float(regrets[regrets < 1.0].mean())),  # where it fits
-        speeds=tuple(dataclasses.replace(one, interval=_widen(one.interval, sd)) for one in best.speeds),
-    )
-
-
-def _widen(interval: tuple[float, float], sd: float) -> tuple[float, float]:
-    factor = math.exp(INTERVAL_SDS * sd)
-    return interval[0] / factor, interval[1] * factor

@@ -12,7 +12,7 @@ from bexplore.config.config import Config
 from bexplore.diagnosis.bottlenecks import JobEvidence, find_bottlenecks
 from bexplore.engine.protocol.answers import EagerComparison, judge
 from bexplore.engine.runner import EngineRunner
-from bexplore.exploration.emulated import without_speeds
+from bexplore.exploration.emulated import without_clock, without_speeds
 from bexplore.exploration.variants import operations_over_file
 from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation, Observation
@@ -82,6 +82,8 @@ class Finish:
         finished = replace(measured, checks=checks, search=search)
         if finished.is_emulated:
             finished = without_speeds(finished)
+        elif finished.is_estimated:
+            finished = without_clock(finished)
         if not is_interrupted:
             self.run.write_result(finished)
         return finished
@@ -105,8 +107,8 @@ class Finish:
         )
 
     @property
-    def _is_emulated(self) -> bool:
-        return bool(self.device_info.get("is_emulated"))
+    def _has_not_run(self) -> bool:
+        return bool(self.device_info.get("is_emulated") or self.device_info.get("is_estimated"))
 
     def _measure(self, facts: Facts, known: RunResult, *, is_interrupted: bool) -> RunResult:
         """Add the eager comparison, the loader's speed, the gradient check and the kept artifacts."""
@@ -124,7 +126,7 @@ class Finish:
 
     def _eager(self, verified: Observation | None) -> EagerComparison | None:
         """Compare eager with compiled passes, once, where the configuration requests it."""
-        is_wanted = self.config.settings.compile.enabled == "both" and not self._is_emulated
+        is_wanted = self.config.settings.compile.enabled == "both" and not self._has_not_run
         if not is_wanted or verified is None or verified.probe.compilation is not Compilation.EXACT:
             return None
         size, tolerance = verified.micro_batch_size, self.config.settings.tolerance
@@ -150,13 +152,13 @@ class Finish:
         smallest = min((o.micro_batch_size for o in observations if o.is_measured), default=size)
         if self.config.mode is Mode.EVAL or smallest == size:
             return None
-        if self._is_emulated:
+        if self._has_not_run:
             return not_compared_on_emulated_device()
         return self._engine.gradient_equivalence(base_micro_batch_size=smallest, micro_batch_size=size)
 
     def _loader(self, size: int) -> dict[str, Any] | None:
         """Time the user's own data loader; None where the configuration names none."""
-        has_loader = self.config.job.model.get("loader") and not self._is_emulated
+        has_loader = self.config.job.model.get("loader") and not self._has_not_run
         return self._engine.time_loader(size) if has_loader else None
 
     def _bottlenecks(self, facts: Facts, result: RunResult) -> tuple[Bottleneck, ...]:

@@ -21,7 +21,8 @@ from bexplore.engine.program_client import recall_or_trace, trace_lengths
 from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 from bexplore.errors import BexploreError, NothingFitsError
 from bexplore.exploration.base import Exploration, ExploreOptions, find_sizes_that_keep
-from bexplore.exploration.emulated import hide_times
+from bexplore.exploration.emulated import find_named_device
+from bexplore.exploration.emulated_speeds import EmulatedSpeeds, TracedProgram, Work
 from bexplore.exploration.estimate import estimate_duration
 from bexplore.exploration.finish import Finish
 from bexplore.exploration.memory_budget import MemoryBudget, count_gradient_bytes, find_memory_account, resolve_budget
@@ -42,7 +43,7 @@ from bexplore.host.secret_values import hidden
 from bexplore.host.torch_interfaces import version_warnings
 from bexplore.job import Job, device_kind
 from bexplore.job.batching import MAX_SAMPLES
-from bexplore.measurement.probe import Compilation, Probe
+from bexplore.measurement.probe import Compilation, Observation, Probe
 from bexplore.run import run_directory
 from bexplore.run.event_records import trace_record
 from bexplore.run.events import Finished, JobEvent, Planned, Recommended, Traced
@@ -105,6 +106,7 @@ class JobExploration(Exploration):
         self.host_available_bytes: int | None = None
         self.selection = Selection()
         self.memory_by_length: MemoryByLength | None = None
+        self._speeds = EmulatedSpeeds(None, lambda ran: ())
 
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
         started_in = run.directory
@@ -162,7 +164,7 @@ class JobExploration(Exploration):
             elif isinstance(event, SearchEnded):
                 end_of(_variant_of(event.result)).compare_eager(event.result)
             elif isinstance(event, Recommendation):
-                if not held.is_emulated:  # where no speed was measured, none is streamed
+                if not held.is_emulated or self._speeds.are_estimated:  # where no speed is known, none is streamed
                     yield self._recommended(event)
             else:
                 yield event
@@ -194,7 +196,7 @@ class JobExploration(Exploration):
             run=held.run,
             cost_model=cost_model,
             memory_by_length=self._traced_by_length(variant, config.job, cost_model, held),
-            device_info=held.facts,
+            device_info=self._speeds.describe_device(held.facts),
             elapsed_s=self._elapsed_s,
             variant=variant,
             searched=() if self.selection.is_plain else self.selection.searched,
@@ -414,8 +416,15 @@ class JobExploration(Exploration):
         if not self.selection.is_plain:
             middle = geometric_middle(candidates, largest=candidates[-1])
             variants = make_priors(self.selection.searched, memory_of, size=middle)
-        yield from loop.run_search(
-            hide_times(runner, lambda: held.is_emulated),
+        is_estimated = self.config.is_estimated and self.config.is_emulated
+        self._speeds = EmulatedSpeeds(
+            find_named_device(self.config)[1] if is_estimated else None,
+            functools.partial(self._find_work, held.cost_model),
+        )
+        for one in self.known:
+            self._speeds.learn(one)
+        events = loop.run_search(
+            self._speeds.wrap(runner, lambda: held.is_emulated),
             space=Space.from_sizes(candidates),
             settings=settings,
             variants=variants,
@@ -423,6 +432,16 @@ class JobExploration(Exploration):
             run=self._record(held.run),
             should_stop=self._should_stop,
         )
+        for event in events:
+            yield self._speeds.qualify(event, candidates, tolerance=settings.tolerance, seed=settings.seed)
+
+    def _find_work(self, of_file: CostModel | None, ran: Observation) -> list[Work]:
+        """Return the kernels that the trace has of a size that ran on an emulated device: those of one rank."""
+        searched = None if self.selection.is_plain else self.selection.searched[ran.probe.variant]
+        job, model = (self.config.job, of_file) if searched is None else (searched.job, searched.cost_model)
+        program = model and TracedProgram(job=job, cost_model=model)
+        calls = model.kernel_calls(ran.micro_batch_size) if model is not None else {}
+        return [Work(passes=calls, program=program.of_processor)] if calls and program else []
 
     def _memory_prior(self, cost_model: CostModel | None, *, budget: MemoryBudget) -> MemoryPrior:
         return MemoryPrior(

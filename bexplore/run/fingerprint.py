@@ -59,10 +59,11 @@ class Fingerprint:
         name = self.config.settings.device_name
         if name is None:
             return accelerator_name()
-        if not self.config.is_estimated:
-            return f"emulated {name}"
         here = recall() if names_this(name) else None
-        return f"estimated {name}, model {digest_table() if here is None else digest(here)}"
+        model = digest_table() if here is None else digest(here)
+        runs = f"emulated {name}" if self.config.is_emulated else ""
+        estimates = f"estimated {name}, model {model}" if self.config.is_estimated else ""
+        return ", ".join(filter(None, (runs, estimates)))
 
     def search_specification(self) -> dict[str, Any]:
         """Return what decides the search beside the job; a change of it starts another run.
@@ -149,7 +150,7 @@ def search_settings(config: Config, *, num_variants: int | None = None) -> Searc
     # them. Measured: 12 to 16 % of a pass (benchmarks/results/plan_steps.md). Source: `systrim` and `munmap_chunk` in
     # malloc/malloc.c. Elsewhere what an allocator holds of other sizes changes what fits.
     own = Compilation.EXACT if compiled or config.command is not None else Compilation.EAGER
-    is_shared = config.command is None or explore.sizes_per_start > 1
+    is_shared = config.command is None or config.sizes_per_start > 1
     costs: dict[str, Any] = {} if compiled else {"compile_time_s": 0.0}
     if config.command is not None:  # a start compiles what it compiles: `start_time_s` of its first probe holds both
         costs = {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S, "least_passes_s": COMMAND_STEPS_S}

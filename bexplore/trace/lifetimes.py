@@ -8,6 +8,7 @@ the memory inside.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import weakref
 from collections.abc import Iterator
@@ -18,17 +19,13 @@ from typing import Any
 import torch
 
 from bexplore.errors import WITHOUT_TRACE, TraceError
-from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial, TracedKernel
+from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial
 from bexplore.trace.fake_operators import has_fake_kernel, make_meanwhile, run_fake
-from bexplore.trace.kernel_shapes import find_kernels, stream_kernel
 from bexplore.trace.operations import (
     Cost,
     count_bytes,
-    count_flops,
-    find_call,
-    find_unknown,
+    count_call,
     map_shapes,
-    model_share,
     result_itemsize,
 )
 from bexplore.trace.operators import ctc_outputs, is_ctc_loss, takes_workspace, workspace_sizes
@@ -131,31 +128,20 @@ class LifetimeTracker:
             )
         shapes = map_shapes(result)
         self.operators.append(f"{operator} {shapes}")
-        called, of_call = find_call(operator, map_shapes(arguments))
-        flops = count_flops(called, of_call, map_shapes(keywords), shapes)
-        unknown = find_unknown(called) if flops is None else ""
-        hardware = Polynomial.from_value(flops or 0, self.probe_batch)
         # autograd's own formulas run without gradients; a recomputed forward pass runs with them
         is_recomputed = self.phase is None and is_in_backward() and torch.is_grad_enabled()
         is_view = getattr(operator, "is_view", False) or operator in _UNSAFE_VIEWS
-        moved = NOTHING if is_view else count_bytes((arguments, keywords, result), self.probe_batch)
-        kernels: tuple[TracedKernel, ...] = ()
-        if flops:
-            itemsize = result_itemsize(result)
-            kernels = find_kernels(
-                called, of_call, shapes, flops=flops, itemsize=itemsize, probe_batch=self.probe_batch
-            )
-        self.costs.append(
-            Cost(
-                hardware_flops=hardware,
-                model_flops=NOTHING if is_recomputed else model_share(called, hardware),
-                bytes_moved=moved,
-                kernels=kernels
-                or ((stream_kernel(moved, self._find_largest_new(arguments, result), [called]),) if moved else ()),
-                unknown=unknown,
-                unknown_bytes=moved if unknown else NOTHING,
-            )
+        cost = count_call(
+            operator,
+            map_shapes(arguments),
+            map_shapes(keywords),
+            shapes,
+            itemsize=result_itemsize(result),
+            moved=NOTHING if is_view else count_bytes((arguments, keywords, result), self.probe_batch),
+            largest_new=self._find_largest_new(arguments, result),
+            probe_batch=self.probe_batch,
         )
+        self.costs.append(dataclasses.replace(cost, model_flops=NOTHING) if is_recomputed else cost)
 
     def _find_largest_new(self, arguments: Any, result: Any) -> Polynomial:
         """Return the bytes of the largest tensor that an operator made, and did not get."""

@@ -16,7 +16,7 @@ import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from bexplore.trace.cost_model import NOTHING, Polynomial, TracedKernel
-from bexplore.trace.kernel_shapes import find_kernels
+from bexplore.trace.kernel_shapes import find_kernels, stream_kernel
 from bexplore.trace.torch_private import HigherOrderOperator, OpOverload
 from bexplore.workloads.torch_private import tree_leaves, tree_map, unset_fake_temporarily
 
@@ -127,6 +127,41 @@ def count_graph_flops(
     return costs
 
 
+def count_call(
+    operator: Any,
+    arguments: Any,
+    keywords: Any,
+    result: Any,
+    *,
+    itemsize: int,
+    moved: Polynomial,
+    largest_new: Polynomial,
+    probe_batch: int,
+) -> Cost:
+    """Return the cost of one call of an operator outside of graphs, its tensors given as their shapes.
+
+    Args:
+        itemsize: Bytes of an element of its result.
+        moved: Bytes that it reads and writes.
+        largest_new: Bytes of the largest tensor that it made, and did not get.
+    """
+    called, of_call = find_call(operator, arguments)
+    flops = count_flops(called, of_call, keywords, result)
+    unknown = find_unknown(called) if flops is None else ""
+    hardware = Polynomial.from_value(flops or 0, probe_batch)
+    kernels: tuple[TracedKernel, ...] = ()
+    if flops:
+        kernels = find_kernels(called, of_call, result, flops=flops, itemsize=itemsize, probe_batch=probe_batch)
+    return Cost(
+        hardware_flops=hardware,
+        model_flops=model_share(called, hardware),
+        bytes_moved=moved,
+        kernels=kernels or ((stream_kernel(moved, largest_new, [called]),) if moved else ()),
+        unknown=unknown,
+        unknown_bytes=moved if unknown else NOTHING,
+    )
+
+
 def _value_of(node: torch.fx.Node) -> Any:
     """Return the program that a node names, and of any other its shapes."""
     module = node.graph.owning_module
@@ -152,10 +187,10 @@ def count_bytes(values: Any, probe_batch: int) -> Polynomial:
 def result_itemsize(result: Any) -> int:
     """Return the bytes of an element of an operator's first tensor of floating-point numbers, else of its first one.
 
-    Attention that runs again has the state of its random numbers before its result.
+    0 without a tensor. Attention that runs again has the state of its random numbers before its result.
     """
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    return next((one for one in tensors if one.is_floating_point()), tensors[0]).itemsize
+    return next((one.itemsize for one in tensors if one.is_floating_point()), tensors[0].itemsize if tensors else 0)
 
 
 def model_share(operator: Any, hardware_flops: Polynomial) -> Polynomial:

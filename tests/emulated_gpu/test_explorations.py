@@ -105,7 +105,8 @@ def test_a_command_is_explored_on_as_many_devices_as_are_named(bexplore, tmp_pat
     (tmp_path / "train.py").write_text(TRAIN)
     words = ("--", "python3", "train.py", "--size", "{micro_batch_size}", "--out", "{output_dir}")
 
-    lines = bexplore("explore", "--device-name", "2xl4", "--set", "explore.max_probes=8", "--json", *words).split("\n")
+    settings = ("--set", "explore.max_probes=8", "--set", "explore.emulate=true")
+    lines = bexplore("explore", "--device-name", "2xl4", *settings, "--json", *words).split("\n")
 
     result = json.loads(lines[-2])
     bytes_of_sample = 8 * 2**20 * 4

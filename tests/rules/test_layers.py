@@ -30,8 +30,8 @@ ORDER = {
     "config.training_script": "source parameters fields declared help_text places fixed calls notebook",
     "config.dialects.cerebras": "section decoders encoders layout",
     "workloads": "torch_private modules import_path parallel workload batches loader decoder hf imported",
-    "trace": "torch_private cost_model measured absent_gpu cache kernel_shapes operations convolutions operators "
-    "fake_operators real_values lifetimes inductor repeated_blocks activation_budget fake_build passes "
+    "trace": "torch_private cost_model measured absent_gpu cache kernel_shapes operations recorded convolutions "
+    "operators fake_operators real_values lifetimes inductor repeated_blocks activation_budget fake_build passes "
     "program_metrics tracer",
     "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
@@ -41,7 +41,8 @@ ORDER = {
     "testing": "failures simulator",
     "run": "selection facts parts journal result run_directory fingerprint events event_records",
     "diagnosis": "bottlenecks profiled",
-    "exploration": "memory_budget setup untraced emulated variants estimate finish base command job estimated",
+    "exploration": "memory_budget setup untraced emulated variants estimate finish base estimate_errors "
+    "emulated_speeds recorded command job estimated",
     "actions": "apply probe trace ask_help calibrate doctor",
     "planning": "network network_timing request costs layout step cautions plan sources api evidence",
     "guard": "report baseline reference timing compare sizes snapshot pairs guard",

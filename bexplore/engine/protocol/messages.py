@@ -176,6 +176,13 @@ class TakeMetrics(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindKernels(Request):
+    """Find the kernels of calls that were seen in a training; answered by `kernels`, a list for each call."""
+
+    calls: list[dict[str, Any]]  # as the observer describes them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest(Request):
     """A probe, and what its worker must be built from."""
 

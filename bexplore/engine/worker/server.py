@@ -45,6 +45,7 @@ TRACE_DEVICE_BYTES = 256 * 2**20
 # Requests whose handlers lie apart from those of probes: these import no more than they need.
 _APART = {
     messages.TakeMetrics: "program_metrics",
+    messages.FindKernels: "recorded_kernels",
     messages.OpenStore: "ranks",
     messages.Join: "ranks",
 }

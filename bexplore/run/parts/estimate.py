@@ -40,6 +40,7 @@ class EstimatePart:
     relative_sd: float  # standard deviation of ln of samples/s, most of which all sizes have in common
     program: str = ""  # whose kernels were added up, where they are not the device's own; empty where they are
     mfu: float | None = None  # model-flops utilization, 0 to 1; None where the peak is unknown
+    has_update: bool = False  # whether a pass has its share of the update; of a command that fixes its accumulation
     waves: Waves | None = None  # of the product that takes longest; None where they do not matter
     # By size, the share of a pass by what bounds its kernels: `arithmetic`, `waves`, `bandwidth` or `launch`.
     shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class EstimatePart:
             relative_sd=own["relative_sd"],
             program=own["program"],
             mfu=own["mfu"],
+            has_update=own.get("has_update", False),
             waves=None if own["waves"] is None else Waves(**own["waves"]),
             shares={str(size): dict(estimated[size]["shares"]) for size in sorted(estimated)},
         )
@@ -70,7 +72,8 @@ class EstimatePart:
         """Yield how wrong it may be, and what a pass consists of at the recommended size."""
         program = f"; by the kernels of {self.program}" if self.program else ""
         mfu = "" if self.mfu is None else f"; {self.mfu:.0%} of the peak arithmetic (MFU)"
-        within = f"samples/s to within {2 * self.relative_sd:.0%} (two standard deviations), without the update"
+        update = "updates included" if self.has_update else "without the update"
+        within = f"samples/s to within {2 * self.relative_sd:.0%} (two standard deviations), {update}"
         yield Row("estimated", f"for {self.device_name}, not run: {within}{mfu}{program}")
         shares = share_words(self.shares.get(str(micro_batch_size), {}))
         waves = "" if self.waves is None or micro_batch_size is None else f"; {self.waves.words(micro_batch_size)}"

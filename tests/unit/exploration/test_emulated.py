@@ -37,6 +37,7 @@ class EmulatedMachine:
         self.settings, self.num_replicas = settings, command.num_replicas
         self.device_info = {"is_emulated": True, "device": "cuda:0", "device_name": "NVIDIA H100 80GB HBM3"}
         self.unconfirmed_size = self.size_to_confirm = None
+        self.recorded_kernels = ()
         self._random = random.Random(1)
 
     def __call__(self, probe: Probe) -> Observation:

@@ -17,7 +17,8 @@ from bexplore.errors import EngineError, UserInputError
 from bexplore.estimate.model import count_waves
 from bexplore.exploration import job as job_module
 from bexplore.exploration.base import ExploreOptions
-from bexplore.exploration.estimated import EstimateRunner, TracedProgram, find_waves
+from bexplore.exploration.emulated_speeds import TracedProgram
+from bexplore.exploration.estimated import EstimateRunner, find_waves
 from bexplore.guard.snapshot import find_guarded
 from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job

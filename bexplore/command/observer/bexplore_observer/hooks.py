@@ -27,6 +27,8 @@ def attach(observer: Observer) -> None:
         _watch_gradients(observer, kind)
     _watch_saving(observer)
     _watch_handlers(observer)
+    if observer.kernels is not None:
+        observer.kernels.attach()
     from torch.optim import optimizer
 
     optimizer.register_optimizer_step_pre_hook(observer.before_update)

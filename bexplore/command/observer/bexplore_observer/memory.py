@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -140,6 +141,11 @@ def _has_accelerator(torch: Any) -> bool:
     """Return whether torch can use a device of this host: NVIDIA's, also under WSL, or AMD's."""
     paths = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
     return bool(torch.backends.cuda.is_built()) and any(os.path.exists(path) for path in paths)
+
+
+def is_emulated() -> bool:
+    """Return whether the devices of this process are emulated."""
+    return bool(getattr(ctypes.CDLL(None), "bexplore_is_emulated", int)())
 
 
 def count_live_bytes(torch: Any) -> int:

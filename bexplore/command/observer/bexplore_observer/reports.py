@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .batches import UNKNOWN, count_evaluation_seconds
 from .exchange import Exchange, read_host
-from .memory import read_status_bytes
+from .memory import is_emulated, read_status_bytes
 from .models import read_compiler_counters
 
 if TYPE_CHECKING:
@@ -52,7 +51,8 @@ def write_record(observer: Observer, outcome: str) -> None:
         backend=backend,
         device=device,
         device_name=device_name,
-        is_emulated=bool(getattr(ctypes.CDLL(None), "bexplore_is_emulated", int)()),
+        is_emulated=is_emulated(),
+        kernels=None if observer.kernels is None else observer.kernels.describe(),
         steps=steps,
         num_passes=observer.total_passes,
         batch_coupled=observer.find_batch_coupled(),

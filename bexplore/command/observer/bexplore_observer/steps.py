@@ -19,8 +19,9 @@ from typing import Any
 
 from . import hooks
 from .exchange import SIGN_S, Exchange, begin_pulse, clock, parse_json, read_process_start_s, read_settings
+from .kernels import KernelLog
 from .loaders import LoaderWatch
-from .memory import Device, MemoryStep, limit_host_memory, read_status_bytes
+from .memory import Device, MemoryStep, is_emulated, limit_host_memory, read_status_bytes
 from .models import ModelWatch, UnseenUpdates, find_batch_coupled
 from .reports import ErrorReport, find_place, read_rank, write_hello, write_record
 
@@ -53,6 +54,7 @@ class Observer:
         self.errors = ErrorReport(self.exchange, partial(read_rank, torch), self._count_for_error)
         self.device = Device(torch)
         self.memory = MemoryStep(torch, self.device, self.note)
+        self.kernels = KernelLog(torch, self.note) if is_emulated() else None
         self.models = ModelWatch(self)
         self.use(settings)
         self.started_at_s = read_process_start_s()
@@ -106,6 +108,8 @@ class Observer:
         self.loaders.reset_probe()
         self.exchange.reset()
         self.memory.reset()
+        if self.kernels is not None:
+            self.kernels.reset()
 
     # -- what others ask
 
@@ -162,10 +166,14 @@ class Observer:
             if self.is_done:
                 self._park()
             self.models.note_pass()
+            if self.kernels is not None:
+                self.kernels.turn_to(self.kernels.passes)
             if self.is_pending:
                 self._end_step()
             elif self._passes and not self._numel_of_optimizers and self._unseen.have_come():
                 # When that update ended cannot be seen: its step ends here.
+                if self.kernels is not None:
+                    self.kernels.at_step(len(self.steps) + 1, self.total_passes)
                 self._updates, self._last_update_s = 1, clock()
                 self._end_step()
             if self.first_backward_at_s is None:
@@ -184,6 +192,8 @@ class Observer:
         self.total_passes += 1
         self._last_backward_s = clock()
         try:
+            if self.kernels is not None:
+                self.kernels.turn_to(self.kernels.passes)
             if self._last_backward_s - self.exchange.signed_s > SIGN_S:  # a step may have many passes
                 self.exchange.give_sign()
             if self._updated_in_backward:
@@ -211,6 +221,9 @@ class Observer:
             if self.is_pending and not self._passes and id(optimizer) == self._clock_optimizer:
                 self.before_backward()
             self.in_update = True
+            if self.kernels is not None:
+                self.kernels.turn_to(self.kernels.updates)
+                self.kernels.set_updating(True)
             self._update_began_s = clock()
             if self.device.is_used:
                 self._mark_update("begins")
@@ -231,6 +244,8 @@ class Observer:
                 self._updated_in_backward = True
                 return
             self._update_s += clock() - max(self._update_began_s, self._last_backward_s)
+            if self.kernels is not None:
+                self.kernels.set_updating(False)
             if self.device.is_used:
                 self._mark_update("ends")
             self._note_passes_of_update()
@@ -261,6 +276,8 @@ class Observer:
             self._clock_optimizer, self._clock_numel = id(optimizer), numel
 
     def _note_updates(self, updates: int) -> None:
+        if self.kernels is not None and not self.is_pending:
+            self.kernels.at_step(len(self.steps) + 1, self.total_passes)
         self._updates, self.is_pending, self._last_update_s = updates, True, clock()
         # The last step ends with as many updates as those before it had. To wait for the next backward pass instead
         # would lock the stages of a pipeline: a stage that waits gives the others no gradient.
