@@ -45,7 +45,7 @@ PRODUCT = TracedKernel(
     itemsize=2,
     calls=24,
 )
-STREAM = TracedKernel(kind=KernelKind.STREAM, sizes=(Polynomial(2**20, 2**22),), calls=300)
+STREAM = TracedKernel(kind=KernelKind.STREAM, sizes=(Polynomial(2**20, 2**22), Polynomial()), calls=300)
 TRACE = cost_model(
     Polynomial(8 * GIB, 2 * GIB),
     kernels=(PRODUCT, STREAM),
