@@ -36,11 +36,26 @@ class CommandBehindDashes(click.Command):
             index = args.index("--")
             ctx.meta[COMMAND] = tuple(args[index + 1 :])
             args = args[:index]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            key = _find_key(error.option_name)
+            if key is None or not any("--set" in option.opts for option in self.params):
+                raise
+            text = f"{error.message.rstrip('.')}; {key} is a key: type --set {key}=VALUE"
+            raise click.NoSuchOption(error.option_name, text, ctx=error.ctx) from None
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show where the command stands."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def _find_key(option: str) -> str | None:
+    """Return the key of the `explore` section that an option which does not exist is named as; None for none."""
+    from bexplore.config.schema import dotted_keys  # reads pydantic, which no other error needs
+
+    key = f"explore.{option.lstrip('-').replace('-', '_')}"
+    return key if key in dotted_keys() else None
 
 
 def command_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,7 +29,8 @@ def job(*, data: str = DATA, model: str = MODEL, explore: str = "device: cpu", m
 # What is wrong -> the file, the command, and what it says of the mistake and of what to type.
 EXPLORE = "explore job.yaml"
 KNOWN_BEFORE: dict[str, tuple[str, str, str, str]] = {
-    "a file that is not there": ("", "explore jbo.yaml", "there is no file jbo.yaml", "init --example"),
+    "a file that is not there": ("", "explore other.yaml", "there is no file other.yaml", "init --example"),
+    "a misspelt file": (job(), "explore jbo.yaml", "there is no file jbo.yaml", "job.yaml?"),
     "a folder": ("", "explore .", "is a folder", "name the YAML file in it"),
     "an empty file": ("", EXPLORE, "job.yaml is empty", "init --example"),
     "an empty mapping": ("{}\n", EXPLORE, "job.yaml is empty", "init --example"),
@@ -99,6 +100,7 @@ KNOWN_BEFORE: dict[str, tuple[str, str, str, str]] = {
     "an override of nothing": (job(), f"{EXPLORE} --set modle.x=1", 'has no section "modle"', "did you mean model?"),
     "an override through a number": (job(), f"{EXPLORE} --set train_input.batch_size.x=1", "not a mapping", ""),
     "a misspelt command": ("", "explor job.yaml", "No such command 'explor'", "explore"),
+    "a key as an option": (job(), f"{EXPLORE} --max-probes 3", "No such option", "type --set explore.max_probes=VALUE"),
     "a misspelt option": (job(), f"{EXPLORE} --frehs", "No such option", "--fresh"),
     "sizes that are none": (job(), "trace job.yaml --micro-batch-sizes 1,x", "must be positive integers", "1,2,4"),
     "devices that are none": (job(), "trace job.yaml --devices 8,0", "--devices must be positive integers", "1,8,64"),

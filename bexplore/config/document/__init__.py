@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ _OF_SHELLS = (".sh", ".bash")
 _IN_PROGRAMS = re.compile(r"^\s*(?:import|from) (?:torch|argparse|click|hydra|typer)\b|^if __name__\b", re.MULTILINE)
 _PLAIN_IN_SHELL = re.compile(r"[\w@%+=:,./{}-]+")
 _LIKE_A_SIZE = re.compile(r"batch|micro|bsz|(?:^|_)m?bs(?:$|_)", re.IGNORECASE)  # names of sizes in any program
-_NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
+_NEAR_KEY = 0.8  # similarity from which a new key, or the name of a file, is taken for a misspelt one
 
 
 @dataclass(slots=True, kw_only=True)
@@ -304,9 +305,9 @@ def read_text(path: Path) -> str:
     except IsADirectoryError:
         raise UserInputError(f"{path} is a folder, not a file", hint="name the YAML file in it") from None
     except FileNotFoundError:
-        raise UserInputError(
-            f"there is no file {path}", hint="write one to try: bexplore init --example quickstart"
-        ) from None
+        near = _find_near_file(path)
+        hint = "write one to try: bexplore init --example quickstart" if near is None else f"did you mean {near}?"
+        raise UserInputError(f"there is no file {path}", hint=hint) from None
     except (OSError, ValueError) as error:
         raise UserInputError(f"{path} cannot be read: {error}") from None
     if len(content) > MAX_FILE_BYTES:
@@ -318,6 +319,16 @@ def read_text(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserInputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
+
+
+def _find_near_file(path: Path) -> Path | None:
+    """Return the file of the same folder whose name is nearest to a misspelt one; None where none is near."""
+    try:
+        names = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
+    except OSError:
+        return None
+    near = close_match(path.name, names, _NEAR_KEY)
+    return path.with_name(near) if near else None
 
 
 def _child(container: Any, key: str | int) -> Any:
