@@ -152,24 +152,27 @@ def _count_of_shared(steps: Sequence[Step], rank: Rank, micro_batch_size: int) -
 
 def _count_micro_batches(steps: Sequence[Step], micro_batch_size: int) -> list[float]:
     """Return the micro-batches of each step, where a step has batches of its own."""
-    if _has_passes_of_no_batch(steps):
+    if _has_further_updates(steps):
         return [float(steps[0].num_fetches)] * len(steps)
+    num_without = _count_passes_without_batch(steps)
+    if num_without:
+        return [float(max(step.num_passes - num_without, 1)) for step in steps]
     per_pass = 1.0 if _is_fetched_whole(steps, micro_batch_size) else count_micro_batches_per_pass(steps)
     return [max(passes, 1) * per_pass for passes in _count_passes_of_batches(steps)]
 
 
-def _has_passes_of_no_batch(steps: Sequence[Step]) -> bool:
-    """Return whether all steps read as many batches, and a few passes have none, as of a generator behind critics.
+def _has_further_updates(steps: Sequence[Step]) -> bool:
+    """Return whether all steps read as many batches, and some have more updates, as critics before a generator."""
+    fetches, updates = {step.num_fetches for step in steps}, {step.num_updates for step in steps}
+    return len(fetches) == 1 and 0 not in fetches and len(updates) > 1
 
-    Such a pass comes in each step, or in some, which have more updates.
-    """
-    num_fetches, num_passes = steps[0].num_fetches, steps[0].num_passes
-    if not num_fetches or any(step.num_fetches != num_fetches for step in steps):
-        return False
-    if len({step.num_updates for step in steps}) > 1:
-        return True
-    is_even = all(step.num_passes == num_passes for step in steps)
-    return is_even and SEVERAL_PASSES * num_passes < num_fetches < num_passes
+
+def _count_passes_without_batch(steps: Sequence[Step]) -> int:
+    """Return the few passes of a step that have no batch of their own, as of a generator behind its critics."""
+    num_fetches, num_passes = sum(step.num_fetches for step in steps), sum(step.num_passes for step in steps)
+    if num_fetches <= SEVERAL_PASSES * num_passes:
+        return 0
+    return max(0, round(statistics.median(step.num_passes - step.num_fetches for step in steps)))
 
 
 def _count_passes_of_batches(steps: Sequence[Step]) -> list[int]:
@@ -186,7 +189,7 @@ def _find_period(steps: Sequence[Step], micro_batch_size: int) -> _Epoch | None:
     critics; with a loader, updates alone count. Where nothing repeats, the mean of all holds for each quarter of them.
     """
     has_loader = any(step.num_fetches for step in steps)
-    if has_loader and not _has_passes_of_no_batch(steps):
+    if has_loader and not _has_further_updates(steps):
         return None
     counted = [step for step in steps if step.num_samples and not has_loader]
     samples, updates = [step.num_samples for step in counted], [step.num_updates for step in steps]

@@ -83,7 +83,7 @@ class Exploration(ABC):
         """Find an earlier run; else plan, run and finish a new one."""
         run, changes = self._earlier_run()
         stored = run.result() if run else None
-        if run is not None and stored is not None and self._answers(stored):
+        if run is not None and stored is not None and self._answers(stored) and not self._goes_on(run, stored):
             yield AlreadyFinished(result=stored, run=run)
             return
         self._environment = dict(self._make_environment())  # it fails before there is a run
@@ -112,6 +112,19 @@ class Exploration(ABC):
         Another batch size needs another second answer, a longer training more search; both resume the run.
         """
         return is_for_request(stored, self.config)
+
+    def _goes_on(self, run: run_directory.Run, stored: RunResult) -> bool:
+        """Whether a search that was ended by a limit has a larger one now, which its run then keeps."""
+        limit = run.limit_of(stored.search.stop_reason)
+        if limit is None or not run.can_be_resumed:
+            return False
+        name, before = limit[0], limit[1] or stored.search.elapsed_s  # the effort's own limit of time is not a number
+        own = self.fingerprint.search_specification()["settings"][name]
+        if before is None or (own is not None and own <= before):
+            return False
+        if not self.options.dry_run:
+            run.raise_limit(name, own)
+        return True
 
     def _new_run(self, *, apart: bool = False) -> run_directory.Run:
         """Create a run; `apart` gives it a study of its own."""

@@ -37,9 +37,12 @@ from bexplore.measurement.profile import Profile
 from bexplore.run.journal import Journal
 from bexplore.run.result import RunResult
 from bexplore.run.selection import Selection
+from bexplore.search.policy.decision import StopReason
 from bexplore.trace.cost_model import CostModel
 
 FORMAT_VERSION = 1
+# What may end a search by a limit, and the setting that is the limit: with a larger one it goes on.
+LIMITS = {StopReason.MAX_PROBES.value: "max_probes", StopReason.TIME_BUDGET.value: "time_budget_s"}
 PRIVATE = 0o700  # mode of a folder for the user alone
 
 
@@ -90,6 +93,19 @@ class Run:
     def write_error(self, message: str) -> None:
         """Store why there is no result; such a run is not resumed."""
         write_json(self.directory / "error.json", {"message": hidden(message)})
+
+    def limit_of(self, stop_reason: str) -> tuple[str, float | None] | None:
+        """Return the limit that ended the search, its name and what it was; None where none did."""
+        name = LIMITS.get(stop_reason)
+        return None if name is None else (name, self.meta()["search_specification"]["settings"].get(name))
+
+    def raise_limit(self, name: str, value: float | None) -> None:
+        """Keep a larger limit, with which the search goes on: the run has no result until it ends again."""
+        path = self.directory / "meta.json"
+        meta = read_json(path)
+        meta["search_specification"]["settings"][name] = value
+        write_json(path, meta)
+        (self.directory / "result.json").unlink(missing_ok=True)
 
     def remember_trace(self, cost_model: Mapping[str, Any]) -> bool:
         """Store the trace; return False, and store nothing, if the run has the trace of another program."""
@@ -242,6 +258,7 @@ def _is_run(directory: Path) -> bool:
 
 
 _COMMAND = "job.model.command"
+_OF_LIMITS = {f"search_specification.settings.{name}" for name in LIMITS.values()}
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
@@ -249,7 +266,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[st
 
     `job`, `environment` and `search_specification` of their `meta.json` are compared as text, so that a file and a live
     object compare equal. The folder of the configuration is ignored: the same job in another checkout is the same job.
-    Of another training command the words alone are listed: its file and code differ with it.
+    So are the limits of the search, which goes on with larger ones. Of another training command the words alone are listed: its file and code differ with it.
     """
     old, new = _deciding_values(before), _deciding_values(after)
     names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
@@ -278,7 +295,7 @@ def _deciding_values(meta: Mapping[str, Any]) -> dict[str, str]:
         kept = dict(hidden_record(meta.get(part, {}), by_value=False))  # a run of before may hold secrets
         kept.pop("import_root", None)
         walk(part, kept)
-    return values
+    return {name: text for name, text in values.items() if name not in _OF_LIMITS}
 
 
 def _unwritable(folder: Path, error: OSError) -> EngineError:

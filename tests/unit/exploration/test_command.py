@@ -346,6 +346,18 @@ def test_a_stop_before_the_real_step_is_the_stop_reason(machine):
     assert all(accumulation != 8 for _, accumulation in machine.runs)
 
 
+def test_a_search_that_a_limit_ended_goes_on_with_a_larger_one(machine):
+    fewer, one_each = result_of("explore.max_probes=1", "explore.sizes_per_start=1"), "explore.sizes_per_start=1"
+    runs = list(machine.runs)
+
+    more = result_of("explore.max_probes=6", one_each)
+
+    assert fewer.search.stop_reason == "max_probes" and more.search.num_probes > fewer.search.num_probes
+    assert machine.runs[: len(runs)] == runs and len(machine.runs) == more.search.num_probes  # nothing is run again
+    for probes in (6, 4):  # the stored result
+        assert not any(isinstance(event, Planned) for event in events_of(f"explore.max_probes={probes}", one_each))
+
+
 # What is announced
 
 
