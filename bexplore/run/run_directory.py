@@ -266,7 +266,8 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[st
 
     `job`, `environment` and `search_specification` of their `meta.json` are compared as text, so that a file and a live
     object compare equal. The folder of the configuration is ignored: the same job in another checkout is the same job.
-    So are the limits of the search, which goes on with larger ones. Of another training command the words alone are listed: its file and code differ with it.
+    So are the limits of the search, which goes on with larger ones. Of another training command the words alone are
+    listed: its file and code differ with it.
     """
     old, new = _deciding_values(before), _deciding_values(after)
     names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
