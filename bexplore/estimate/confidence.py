@@ -42,15 +42,23 @@ class SizeEstimate:
 class ErrorDraws:
     """Joint draws of the speeds of all sizes, up to what they have in common, and of which of them fit."""
 
-    def __init__(self, estimates: Sequence[SizeEstimate], *, memory_sd: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        estimates: Sequence[SizeEstimate],
+        *,
+        memory_sd: float = 0.0,
+        doubling_sd: float = DOUBLING_SD,
+        seed: int = 0,
+    ) -> None:
         """Draw.
 
         Args:
+            doubling_sd: Standard deviation of ln of the speed of one size over that of its half.
             memory_sd: Standard deviation of ln of the memory's error, which all sizes have in common.
         """
         self._at = {(one.micro_batch_size, one.variant): place for place, one in enumerate(estimates)}
         random = np.random.default_rng(seed)
-        covariance = _find_covariance(estimates) + _JITTER * np.eye(len(estimates))
+        covariance = _find_covariance(estimates, doubling_sd) + _JITTER * np.eye(len(estimates))
         errors = random.standard_normal((NUM_DRAWS, len(estimates))) @ np.linalg.cholesky(covariance).T
         late_s = LAUNCH_SD_S * np.abs(random.standard_normal((NUM_DRAWS, 1)))
         late_s = late_s * np.array([one.num_launches for one in estimates])
@@ -76,11 +84,11 @@ class ErrorDraws:
         return float(np.std(self.log_speed[:, self._at[one]] - self.log_speed[:, self._at[other]]))
 
 
-def _find_covariance(estimates: Sequence[SizeEstimate]) -> np.ndarray:
+def _find_covariance(estimates: Sequence[SizeEstimate], doubling_sd: float) -> np.ndarray:
     at = np.log([one.micro_batch_size for one in estimates])
     own = np.array([one.own_sd for one in estimates])
     variants = np.array([one.variant for one in estimates])
     begun = at - at.min()  # of a walk with independent steps for each doubling
-    walk = DOUBLING_SD**2 / math.log(2) * np.minimum.outer(begun, begun)
+    walk = doubling_sd**2 / math.log(2) * np.minimum.outer(begun, begun)
     near = np.exp(-np.abs(np.subtract.outer(at, at)) / SHAPE_LENGTH) * np.equal.outer(variants, variants)
     return np.asarray(walk + np.outer(own, own) * near)

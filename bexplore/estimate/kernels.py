@@ -18,6 +18,7 @@ class MatrixProduct:
     batch: int = 1
     itemsize: int = HALF_BYTES
     window: int = 0  # points of the window of a convolution; 0 for a product
+    is_weight_gradient: bool = False  # whether it is that of a convolution, a sum over its images
 
     @property
     def num_bytes(self) -> float:
@@ -42,6 +43,7 @@ class Work(StrEnum):
     POINTWISE = "pointwise"  # arithmetic, copies
     TRANSCENDENTAL = "transcendental"  # exponential functions and the like
     REDUCTION = "reduction"  # sums, norms, softmax
+    CHANNELS = "channels"  # norms of each channel over all images
     RANDOM = "random"  # random numbers
     GATHER = "gather"  # reads rows of a table by indices
     SCATTER = "scatter"  # adds rows to a table by indices

@@ -8,6 +8,7 @@ a launch. How wrong this is: `docs/estimates.md`.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,9 @@ from bexplore.estimate.kernels import Attention, Kernel, MatrixProduct, Stream
 from bexplore.estimate.model import PROGRAM_SD, Bound, Estimate, estimate_sum
 from bexplore.host.accelerators import Device
 
+# Standard deviation of ln of the speed of one size over that of its half. Source:
+# benchmarks/results/calibrated_jobs.md, neighbouring sizes of its jobs.
+PROCESSOR_DOUBLING_SD = 0.1
 _SWEEPS = 400  # of coordinates; the last changes no estimate by more than a thousandth
 _ROUNDS = 10  # of a fit whose weights are its last result
 # Bytes of a result from which on glibc asks the system for its memory each time, whose pages must first be made; what
@@ -28,6 +32,8 @@ _KEPT_BYTES = 32 * 2**20
 # Bytes of freed memory from which on glibc gives it back to the system, so that the next pass asks for it anew. Source:
 # twice the threshold above, M_TRIM_THRESHOLD of mallopt(3).
 _TRIMMED_BYTES = 2 * _KEPT_BYTES
+# Rows and columns that registers hold at once: 16 numbers of float32 in one of AVX-512, some rows of them.
+_TILE_ROWS, _TILE_COLUMNS = 8, 16
 _NUM_PARTS = 4  # of the kernels, each of which is left out in turn
 _NO_SPREAD = Spread(kernel=0.0, common=0.0)
 _KNOT_STEP = math.log(8.0)  # between sizes of a stream: three powers of two
@@ -99,18 +105,25 @@ def name_kind(kernel: MatrixProduct | Attention) -> str:
     precision = {2: "half", 4: "single"}.get(kernel.itemsize, "single")
     if isinstance(kernel, Attention):
         return f"attention {'backward ' if kernel.is_backward else ''}{precision}"
+    if kernel.is_weight_gradient:
+        return f"convolution's weights {precision}"
     return f"{'convolution' if kernel.window else 'product'} {precision}"
 
 
-def find_features(kernel: Kernel) -> np.ndarray:
-    """Return what the time of a kernel is linear in (num_features,): a call, operations, elements of its matrices."""
+def find_features(kernel: Kernel) -> tuple[float, ...]:
+    """Return what the time of a kernel is linear in: a call, operations, elements of its matrices."""
     if isinstance(kernel, Attention):
-        return np.array([1.0, kernel.flops, kernel.num_bytes])
+        return 1.0, kernel.flops, kernel.num_bytes
     assert isinstance(kernel, MatrixProduct), "a stream has no features"
     rows, columns, inner, batch = kernel.rows, kernel.columns, kernel.inner, kernel.batch
     window = max(kernel.window, 1)  # so often a convolution has each element of its images
-    operands = [columns * inner / window, rows * inner / window, rows * columns / window]
-    return np.array([1.0, kernel.flops, *(batch * elements for elements in operands)])
+    shared = batch / window
+    whole = 2.0 * batch * inner * _round_up(rows, _TILE_ROWS) * _round_up(columns, _TILE_COLUMNS)  # tiles of registers
+    return 1.0, whole, shared * columns * inner, shared * rows * inner, shared * rows * columns
+
+
+def _round_up(size: int, step: int) -> int:
+    return -(-size // step) * step
 
 
 def fit_rates(timed: Sequence[TimedKernel]) -> tuple[float, ...]:
@@ -156,9 +169,14 @@ def count_fresh_bytes(kernel: Kernel) -> float:
 
 def stream_seconds(rates: StreamRates, num_bytes: float) -> float:
     """Return the seconds of a kernel: of the smallest size at least, and in proportion beyond the largest."""
-    beyond = max(1.0, num_bytes / rates.num_bytes[-1])
-    at = np.interp(math.log(max(num_bytes, 1.0)), np.log(rates.num_bytes), np.log(rates.seconds))
-    return beyond * float(np.exp(at))
+    sizes = rates.num_bytes
+    place = bisect.bisect_right(sizes, num_bytes)
+    if place == 0:
+        return rates.seconds[0]
+    if place == len(sizes):
+        return rates.seconds[-1] * num_bytes / sizes[-1]
+    share = math.log(num_bytes / sizes[place - 1]) / math.log(sizes[place] / sizes[place - 1])
+    return float(rates.seconds[place - 1] ** (1 - share) * rates.seconds[place] ** share)
 
 
 def estimate_kernel(calibration: Calibration, kernel: Kernel) -> tuple[float, Spread, Bound]:
@@ -169,10 +187,12 @@ def estimate_kernel(calibration: Calibration, kernel: Kernel) -> tuple[float, Sp
         seconds, smallest_s = stream_seconds(streams, kernel.num_bytes) + fresh_s, streams.seconds[0]
         return seconds, streams.spread, Bound.LAUNCH if seconds < 2 * smallest_s else Bound.BANDWIDTH
     rates = calibration.products[name_kind(kernel)]
-    parts = np.append(find_features(kernel) * np.array(rates.seconds), fresh_s)
-    bounds = [Bound.LAUNCH, Bound.ARITHMETIC, *[Bound.BANDWIDTH] * (len(parts) - 2)]
-    shares = {bound: sum(part for part, own in zip(parts, bounds, strict=True) if own is bound) for bound in bounds}
-    return float(parts.sum()), rates.spread, max(shares, key=lambda bound: shares[bound])
+    call_s, arithmetic_s, *traffic_s = (
+        amount * rate for amount, rate in zip(find_features(kernel), rates.seconds, strict=True)
+    )
+    bandwidth_s = math.fsum(traffic_s) + fresh_s
+    _, bound = max((arithmetic_s, Bound.ARITHMETIC), (bandwidth_s, Bound.BANDWIDTH), (call_s, Bound.LAUNCH))
+    return call_s + arithmetic_s + bandwidth_s, rates.spread, bound
 
 
 def estimate_program(
@@ -246,7 +266,7 @@ def fit_calibration(
     kept = {work: [one for one in own if not count_fresh_bytes(one.kernel)] for work, own in streams.items()}
     stream_rates = {work: _fit_streams(own) for work, own in kept.items()}
     fresh_s = _fit_fresh([one for own in streams.values() for one in own], stream_rates)
-    products = [replace(one, seconds=_without_fresh(one, fresh_s)) for one in products]
+    products = [one for one in products if not count_fresh_bytes(one.kernel)]
     kernels_only = Calibration(
         name=name,
         num_threads=num_threads,
@@ -275,11 +295,6 @@ def _fit_fresh(timed: Sequence[TimedKernel], rates: Mapping[str, StreamRates]) -
     return float(np.median(found)) if found else 0.0
 
 
-def _without_fresh(one: TimedKernel, fresh_s: float) -> float:
-    """Return the seconds of a kernel without those of its fresh memory, at least a tenth of them."""
-    return max(one.seconds / 10, one.seconds - fresh_s * count_fresh_bytes(one.kernel))
-
-
 def _group(timed: Sequence[TimedKernel], name: Callable[[Any], str]) -> dict[str, list[TimedKernel]]:
     groups: dict[str, list[TimedKernel]] = {}
     for one in timed:
@@ -287,8 +302,12 @@ def _group(timed: Sequence[TimedKernel], name: Callable[[Any], str]) -> dict[str
     return groups
 
 
+def _add_up(rates: Sequence[float], kernel: Kernel) -> float:
+    return math.fsum(amount * rate for amount, rate in zip(find_features(kernel), rates, strict=True))
+
+
 def _fit_products(timed: Sequence[TimedKernel]) -> Rates:
-    errors = _find_errors(timed, fit_rates, lambda rates, kernel: float(find_features(kernel) @ np.array(rates)))
+    errors = _find_errors(timed, fit_rates, _add_up)
     return Rates(seconds=fit_rates(timed), spread=_find_spread(errors))
 
 

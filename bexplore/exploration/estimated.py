@@ -11,10 +11,10 @@ from typing import Any
 from bexplore.engine.process.pool import Workers
 from bexplore.errors import EngineError, UserInputError
 from bexplore.estimate.calibrations import names_this
-from bexplore.estimate.confidence import ErrorDraws, SizeEstimate
+from bexplore.estimate.confidence import DOUBLING_SD, ErrorDraws, SizeEstimate
 from bexplore.estimate.kernels import MatrixProduct
 from bexplore.estimate.model import Estimate, count_waves, estimate_kernels
-from bexplore.estimate.processor import Calibration, estimate_calls, find_program_sd
+from bexplore.estimate.processor import PROCESSOR_DOUBLING_SD, Calibration, estimate_calls, find_program_sd
 from bexplore.exploration.emulated import find_named_device, recall_this
 from bexplore.exploration.emulated_speeds import TracedProgram
 from bexplore.exploration.estimate_errors import allow_for_errors, qualify
@@ -117,7 +117,8 @@ class EstimateRunner:
                 )
                 estimates.append(own)
         memory_sd = max(program.cost_model.relative_sd for program in self.programs)
-        return ErrorDraws(estimates, memory_sd=memory_sd, seed=seed)
+        doubling_sd = PROCESSOR_DOUBLING_SD if isinstance(self.device, Calibration) else DOUBLING_SD
+        return ErrorDraws(estimates, memory_sd=memory_sd, doubling_sd=doubling_sd, seed=seed)
 
     def _describe(self, micro_batch_size: int, variant: int) -> dict[str, Any]:
         program, found = self.programs[variant], self.estimate(micro_batch_size, variant)

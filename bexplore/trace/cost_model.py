@@ -188,7 +188,13 @@ class TracedKernel:
         if self.kind is KernelKind.PRODUCT:
             rows, columns, inner, batch = map(round, sizes)
             return MatrixProduct(
-                rows=rows, columns=columns, inner=inner, batch=batch, itemsize=self.itemsize, window=self.window
+                rows=rows,
+                columns=columns,
+                inner=inner,
+                batch=batch,
+                itemsize=self.itemsize,
+                window=self.window,
+                is_weight_gradient=bool(self.window and self.sizes[2].linear),
             )
         is_backward = self.kind is KernelKind.ATTENTION_BACKWARD
         return Attention(flops=sizes[0], num_bytes=sizes[1], is_backward=is_backward, itemsize=self.itemsize)

@@ -24,6 +24,7 @@ _WORKS = (
     (Work.RANDOM, ("bernoulli", "dropout", "rand", "normal_", "uniform", "exponential_")),
     (Work.SCATTER, ("embedding_dense_backward", "index_put", "scatter", "index_add", "embedding_bag")),
     (Work.POOLING, ("pool",)),
+    (Work.CHANNELS, ("batch_norm",)),
     (Work.REDUCTION, ("softmax", "norm", "sum", "mean", "var", "amax", "amin", "std", "argm", "nll_loss", "prod")),
     (
         Work.TRANSCENDENTAL,

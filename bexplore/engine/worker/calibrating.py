@@ -177,7 +177,9 @@ def _make_convolution(
 ) -> _Case:
     pixels, area = images * side * side, window * window
     sizes = ((pixels, outputs, inputs * area), (pixels, inputs, outputs * area), (outputs, inputs * area, pixels))[role]
-    kernel = MatrixProduct(rows=sizes[0], columns=sizes[1], inner=sizes[2], itemsize=4, window=area)
+    kernel = MatrixProduct(
+        rows=sizes[0], columns=sizes[1], inner=sizes[2], itemsize=4, window=area, is_weight_gradient=role == 2
+    )
 
     def make() -> Call:
         image = torch.full((images, inputs, side, side), 0.5, device=device)
@@ -237,6 +239,7 @@ def _make_attention(
 
 
 _WIDTH = 256
+_CHANNELS = 32
 _STREAM_ELEMENTS = tuple(_WIDTH * 2**power for power in (2, 5, 8, 11, 14, 16))  # 1,024 to 16.8 million
 
 
@@ -250,6 +253,11 @@ def _list_streams(device: torch.device) -> Iterator[_Case]:
 
 def _numbers(rows: int, device: torch.device) -> torch.Tensor:
     return torch.full((rows, _WIDTH), 0.5, device=device)
+
+
+def _images(rows: int, device: torch.device) -> torch.Tensor:
+    """Return as many numbers as images of 16 x 16 points, of which the fewest have a channel each."""
+    return _numbers(rows, device).view(-1, min(rows, _CHANNELS), 16, 16)
 
 
 def _pointwise(operator: Callable[..., object], operands: int) -> Callable[[int, torch.device], Call]:
@@ -279,8 +287,19 @@ def _norm_backward(rows: int, device: torch.device) -> Call:
 
 
 def _batch_norm(rows: int, device: torch.device) -> Call:
-    given, scale = _numbers(rows, device).view(-1, 16, 4, 4), torch.ones(16, device=device)
+    given = _images(rows, device)
+    scale = torch.ones(given.shape[1], device=device)
     return lambda: torch.native_batch_norm(given, scale, scale, None, None, True, 0.1, 1e-5)
+
+
+def _batch_norm_backward(rows: int, device: torch.device) -> Call:
+    given = _images(rows, device)
+    scale = torch.ones(given.shape[1], device=device)
+    _, mean, deviation = torch.native_batch_norm(given, scale, scale, None, None, True, 0.1, 1e-5)
+    mask = [True, True, True]
+    return lambda: torch.ops.aten.native_batch_norm_backward(
+        given, given, scale, None, None, mean, deviation, True, 1e-5, mask
+    )
 
 
 def _gather(rows: int, device: torch.device) -> Call:
@@ -315,7 +334,8 @@ _OPERATORS: tuple[tuple[Work, float, float, Callable[[int, torch.device], Call]]
     (Work.REDUCTION, 3, 1, _softmax_backward),
     (Work.REDUCTION, 2, 1, _norm),
     (Work.REDUCTION, 3, 1, _norm_backward),
-    (Work.REDUCTION, 2, 1, _batch_norm),
+    (Work.CHANNELS, 2, 1, _batch_norm),
+    (Work.CHANNELS, 3, 1, _batch_norm_backward),
     (Work.REDUCTION, 1, 0, _pointwise(lambda x: x.sum(0), 1)),
     (Work.RANDOM, 2, 1, _pointwise(lambda x: torch.empty_like(x).bernoulli_(0.9), 1)),
     (Work.GATHER, 2, 1, _gather),

@@ -40,7 +40,7 @@ def streams() -> list[Stream]:
 def true_seconds(kernel: MatrixProduct | Stream) -> float:
     if isinstance(kernel, Stream):
         return max(FLOOR_S, kernel.num_bytes * BYTE_S)
-    return float(find_features(kernel) @ RATES)
+    return float(np.array(find_features(kernel)) @ RATES)
 
 
 def calibration(*, is_noisy: bool = False) -> Calibration:
