@@ -18,6 +18,7 @@ from bexplore.units import counted, format_bytes
 
 SECONDS_OF_EACH = 0.02  # of each kernel: some 700 take a quarter of a minute so, the others are longer than that
 LIMIT_S = 600.0  # of a stage, on a machine that other programs use
+BUSY_SD = 0.6  # of ln of a pass: an idle machine of two cores had 0.31, one that others used 1.7
 IN_CACHE_BYTES, IN_MEMORY_BYTES = 2**20, 2**26  # of the sums that are shown
 
 
@@ -51,6 +52,7 @@ def describe_calibration(found: Calibration) -> tuple[str, ...]:
     inside, outside = (size / s / 1e9 for size, s in zip((IN_CACHE_BYTES, IN_MEMORY_BYTES), memory, strict=True))
     spreads = {kind: rates.spread.kernel for kind, rates in found.products.items()}
     spreads |= {kind: rates.spread.kernel for kind, rates in found.streams.items()}
+    busy = f"others used the processor, and passes are known to within {found.program_sd:.0%}: end them, and repeat it"
     return (
         f"calibrated {found.name}, {counted(found.num_threads, 'thread')}, torch {found.torch_version}",
         f"matrix products of 1,000 x 1,000 x 1,000: {speeds[0]:.0f} GFLOP/s in float32, {speeds[1]:.0f} in bfloat16",
@@ -59,4 +61,5 @@ def describe_calibration(found: Calibration) -> tuple[str, ...]:
         f"{found.compiled.kernel_s * 1e6:.1f} us compiled; a compiled pass {found.compiled.pass_s * 1e6:.0f} us more",
         f"kernels that were left out are within {', '.join(f'{sd:.0%} ({kind})' for kind, sd in spreads.items())}",
         f"passes of a small decoder that were left out: within {found.program_sd:.0%} (root mean square of ln)",
+        *((busy,) if found.program_sd > BUSY_SD else ()),
     )

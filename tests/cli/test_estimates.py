@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -78,5 +79,8 @@ def test_what_was_measured_is_told_in_plain_lines(monkeypatch):
     said = CliRunner().invoke(setup.doctor, ["--calibrate"]).output
     assert "calibrated a processor, 2 threads, torch 2.13.0" in said
     assert "GFLOP/s in float32" in said
+    assert "others used the processor" not in said
+    monkeypatch.setattr(setup, "calibrate", lambda **_: replace(calibration(), program_sd=1.7))
+    assert "others used the processor" in CliRunner().invoke(setup.doctor, ["--calibrate"]).output
     record = json.loads(CliRunner().invoke(setup.doctor, ["--calibrate", "--json"]).output.splitlines()[-1])
     assert record["event"] == "calibration" and record["name"] == "a processor"
