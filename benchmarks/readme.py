@@ -164,6 +164,7 @@ PARTS = {
     "published-trainings": readme_tables.published_trainings,
     "kernel-times": readme_tables.kernel_times,
     "whole-steps": readme_tables.whole_steps,
+    "calibrated-jobs": readme_tables.calibrated_jobs,
     "estimate-prior": readme_tables.estimate_prior,
     "promises": readme_promises.table,
 }

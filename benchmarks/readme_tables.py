@@ -340,3 +340,10 @@ def whole_steps() -> str:
     lines = (RESULTS / "whole_steps.md").read_text().splitlines()
     (verdict,) = (line for line in lines if "median error" in line)
     return "\n".join([verdict, "", *(line for line in lines if line.startswith("|"))])
+
+
+def calibrated_jobs() -> str:
+    """How far estimates by a measured table are from passes on this machine's processor."""
+    lines = (RESULTS / "calibrated_jobs.md").read_text().splitlines()
+    (verdict,) = (line for line in lines if " jobs: shape " in line)
+    return "\n".join([verdict, "", *(line for line in lines if line.startswith("|"))])

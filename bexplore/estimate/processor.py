@@ -23,7 +23,7 @@ from bexplore.host.accelerators import Device
 
 # Standard deviation of ln of the speed of one size over that of its half. Source:
 # benchmarks/results/calibrated_jobs.md, neighbouring sizes of its jobs.
-PROCESSOR_DOUBLING_SD = 0.1
+PROCESSOR_DOUBLING_SD = 0.13
 _SWEEPS = 400  # of coordinates; the last changes no estimate by more than a thousandth
 _ROUNDS = 10  # of a fit whose weights are its last result
 # Bytes of a result from which on glibc asks the system for its memory each time, whose pages must first be made; what
