@@ -97,6 +97,19 @@ def test_a_program_takes_its_kernels_and_their_launches():
     assert sum(found.shares.values()) == pytest.approx(1.0)
 
 
+def test_memory_that_the_system_gives_anew_counts_once_in_a_pass():
+    table = dataclasses.replace(calibration(), fresh_s=1e-9)
+    small, large = (Stream(num_bytes=2.0**25, result_bytes=one) for one in (2.0**20, 2.0**25))
+
+    def seconds(kernel: Stream, kept_bytes: float) -> float:
+        return estimate_program(table, {kernel: 1}, is_compiled=False, kept_bytes=kept_bytes).seconds
+
+    assert seconds(large, 0) - seconds(small, 0) == pytest.approx(2**25 * 1e-9)
+    assert seconds(small, 2.0**26) == seconds(small, 0)  # what is kept for the next pass
+    assert seconds(small, 2.0**27) - seconds(small, 0) == pytest.approx(2**26 * 1e-9)
+    assert seconds(large, 2.0**26 + 2.0**25) == seconds(large, 0)
+
+
 def test_a_table_is_taken_for_its_own_processor_threads_and_torch_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("BEXPLORE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
