@@ -416,11 +416,7 @@ class JobExploration(Exploration):
         if not self.selection.is_plain:
             middle = geometric_middle(candidates, largest=candidates[-1])
             variants = make_priors(self.selection.searched, memory_of, size=middle)
-        is_estimated = self.config.is_estimated and self.config.is_emulated
-        self._speeds = EmulatedSpeeds(
-            find_named_device(self.config)[1] if is_estimated else None,
-            functools.partial(self._find_work, held.cost_model),
-        )
+        self._speeds = self._open_speeds(held)
         for one in self.known:
             self._speeds.learn(one)
         events = loop.run_search(
@@ -434,6 +430,14 @@ class JobExploration(Exploration):
         )
         for event in events:
             yield self._speeds.qualify(event, candidates, tolerance=settings.tolerance, seed=settings.seed)
+
+    def _open_speeds(self, held: TracedJob) -> EmulatedSpeeds:
+        """Return what tells of speed on an emulated device: the kernels of the trace, or nothing."""
+        is_estimated = self.config.is_estimated and self.config.is_emulated
+        return EmulatedSpeeds(
+            find_named_device(self.config)[1] if is_estimated else None,
+            functools.partial(self._find_work, held.cost_model),
+        )
 
     def _find_work(self, of_file: CostModel | None, ran: Observation) -> list[Work]:
         """Return the kernels that the trace has of a size that ran on an emulated device: those of one rank."""

@@ -15,8 +15,9 @@ from bexplore.exploration.base import ExploreOptions
 from bexplore.exploration.job import JobExploration, TracedJob
 from bexplore.exploration.memory_budget import MemoryBudget
 from bexplore.job import TorchSettings
+from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.run.run_directory import Run
-from bexplore.trace.cost_model import Polynomial
+from bexplore.trace.cost_model import KernelKind, Polynomial, TracedKernel
 from tests.builders import cost_model
 
 GIB = 2**30
@@ -71,13 +72,13 @@ def test_settings_of_torch_reach_the_job(tmp_path):
 FACTS = {"device": "cpu", "free_memory_bytes": None, "total_memory_bytes": None}
 
 
-def replicated(tmp_path: Path, section: str) -> JobExploration:
+def replicated(tmp_path: Path, section: str, *, device: str = "cpu") -> JobExploration:
     """An exploration of a job on two replicas, with further settings."""
     path = tmp_path / "job.yaml"
     path.write_text(
         "train_input: {micro_batch_size: explore, batch_size: 8}\n"
         "model: {vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}\n"
-        f"runconfig: {{num_csx: 2}}\nexplore: {{device: cpu{section}}}\n"
+        f"runconfig: {{num_csx: 2}}\nexplore: {{device: {device}{section}}}\n"
     )
     return JobExploration(load_config(path), ExploreOptions(model_dir=str(tmp_path / "runs")))
 
@@ -123,3 +124,22 @@ def test_passes_are_ranked_for_the_batch_of_a_replica(tmp_path):
 )
 def test_the_plan_says_which_ranks_will_run(tmp_path, section, notices):
     assert replicated(tmp_path, section)._plan(None, ()).notices == notices
+
+
+@pytest.mark.parametrize(("emulates_alone", "outcome"), [("", "estimated"), (", emulate: true", "measured")])
+def test_a_job_with_a_launcher_on_an_emulated_device_has_the_speed_of_its_trace(tmp_path, emulates_alone, outcome):
+    own = replicated(
+        tmp_path, ", parallelism: {}, launcher: torchrun, device_name: h100" + emulates_alone, device="auto"
+    )
+    product = TracedKernel(kind=KernelKind.PRODUCT, sizes=(Polynomial(0, 64), *[Polynomial(512)] * 2, Polynomial(1)))
+    product = dataclasses.replace(product, itemsize=4)
+    held = TracedJob(run=None, facts={"is_emulated": True}, budget=BUDGET, cost_model=cost_model(kernels=(product,)))
+    probe = Probe(number=0, micro_batch_size=4)
+    times = {"pass_times_s": (9.0,) * 3, "update_times_s": (9.0,)}
+    ran = Observation(probe=probe, outcome=Outcome.MEASURED, details={"collations": {"8": [1.0]}}, **times)
+
+    found = own._open_speeds(held).wrap(lambda probe: ran, lambda: held.is_emulated)(probe)
+
+    assert found.outcome == outcome and found.update_times_s == ()
+    if outcome == "estimated":
+        assert found.pass_time_s < 0.01 and "collations" not in found.details
