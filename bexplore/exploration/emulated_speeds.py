@@ -23,7 +23,10 @@ from bexplore.trace.cost_model import CostModel
 
 # Sizes whose errors are drawn together. Source: chosen; a thousand draws of so many take some milliseconds.
 MOST_SIZES = 256
-_OF_CLOCK = "collations"  # key of details that hold times of passes
+# Keys of details, and of those of ranks in them, that the clock of the device has filled.
+_OF_CLOCK = frozenset(
+    ["collations", "pass_times_by_kind_s", "own_inner_pass_s", "inner_pass_s", "products_per_s", "one_rank_pass_s"]
+)
 _UNKNOWN = "it ran, and its kernels have no estimate, unlike those of other sizes"
 
 
@@ -125,8 +128,7 @@ class EmulatedSpeeds:
         of_pass, of_update = (estimate_sum(self.device, calls) for calls in (work.passes, work.updates))
         if of_pass is None or of_update is None or not of_pass.seconds:
             return None
-        own = {name: value for name, value in of.details.items() if name != _OF_CLOCK}
-        details = {**own, "estimate": _describe(self.device, work, of_pass)}
+        details = {**_drop_clock(of.details), "estimate": _describe(self.device, work, of_pass)}
         if "step_time_s" in details:
             details["step_time_s"] = of_pass.seconds * details["micro_batches_per_step"] + of_update.seconds
         return dataclasses.replace(
@@ -169,6 +171,13 @@ class EmulatedSpeeds:
             )
             for size, pass_s, own_sd, num_launches in values
         ]
+
+
+def _drop_clock(values: Any) -> Any:
+    """Return details without what the clock of the device has filled."""
+    if isinstance(values, Mapping):
+        return {name: _drop_clock(value) for name, value in values.items() if name not in _OF_CLOCK}
+    return list(map(_drop_clock, values)) if isinstance(values, list | tuple) else values
 
 
 def _describe(device: Device, work: Work, found: Estimate) -> dict[str, Any]:

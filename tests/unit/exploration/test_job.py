@@ -135,11 +135,14 @@ def test_a_job_with_a_launcher_on_an_emulated_device_has_the_speed_of_its_trace(
     product = dataclasses.replace(product, itemsize=4)
     held = TracedJob(run=None, facts={"is_emulated": True}, budget=BUDGET, cost_model=cost_model(kernels=(product,)))
     probe = Probe(number=0, micro_batch_size=4)
+    ranks = [{"rank": 0, "inner_pass_s": 9.0, "peak_memory_bytes": 1}]
+    details = {"collations": {"8": [1.0]}, "parallel": {"pass_times_by_kind_s": [[9.0, 9.0]], "ranks": ranks}}
     times = {"pass_times_s": (9.0,) * 3, "update_times_s": (9.0,)}
-    ran = Observation(probe=probe, outcome=Outcome.MEASURED, details={"collations": {"8": [1.0]}}, **times)
+    ran = Observation(probe=probe, outcome=Outcome.MEASURED, details=details, **times)
 
     found = own._open_speeds(held).wrap(lambda probe: ran, lambda: held.is_emulated)(probe)
 
     assert found.outcome == outcome and found.update_times_s == ()
     if outcome == "estimated":
         assert found.pass_time_s < 0.01 and "collations" not in found.details
+        assert found.details["parallel"] == {"ranks": [{"rank": 0, "peak_memory_bytes": 1}]}
