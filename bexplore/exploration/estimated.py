@@ -128,7 +128,7 @@ class EstimateRunner:
         waves = None if isinstance(device, Calibration) else find_waves(device, model.kernels, micro_batch_size)
         return {
             "device_name": self.device.name,
-            "program": program.of_processor,
+            "program": "" if isinstance(device, Calibration) else program.of_processor,
             "pass_s": found.seconds,
             "relative_sd": math.hypot(find_program_sd(device), found.relative_sd),
             "shares": {bound.value: share for bound, share in found.shares.items()},

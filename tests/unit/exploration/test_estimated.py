@@ -30,7 +30,7 @@ from bexplore.run.events import Recommended
 from bexplore.run.result import RunResult
 from bexplore.search.result import ProbeFinished
 from bexplore.trace.cost_model import KernelKind, Polynomial, TracedKernel
-from tests.builders import cost_model
+from tests.builders import calibration, cost_model
 
 GIB = 2**30
 TEXT = """\
@@ -203,3 +203,12 @@ def test_a_job_that_cannot_be_traced_is_refused_with_what_to_do_instead(in_folde
     with pytest.raises(EngineError, match="cannot be traced, so that nothing can be estimated: a graph break") as error:
         events_of()
     assert "explore.emulate: true" in error.value.hint
+
+
+def test_the_kernels_of_a_processor_are_its_own_and_it_has_no_waves():
+    runner = runner_of()
+    runner.device = calibration()
+    told = runner(Probe(number=0, micro_batch_size=8)).details["estimate"]
+    assert told["device_name"] == "a processor"
+    assert (told["program"], told["mfu"], told["waves"]) == ("", None, None)
+    assert told["relative_sd"] > runner.device.program_sd
