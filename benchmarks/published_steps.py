@@ -2,7 +2,7 @@
 
 No sweeps: a job has one size on a device, or two. Sources:
 
-* sitar-lab/NeuSight (MIT), scripts/asplos/label: forward and backward, eager, float32 without tensor cores.
+* sitar-lab/NeuSight (MIT), scripts/asplos/label: forward and backward, eager, float32 without tensor cores; no update.
 * huggingface/pytorch-image-models (Apache 2.0), results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv: a step of a
   model at one size, mixed precision in float16.
 * NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5/README.md: images a second of one device, at
@@ -36,6 +36,7 @@ class PublishedJob:
     points: tuple[tuple[str, int, float], ...]
     sequence_length: int | None = None
     precision: Precision = Precision.FLOAT32
+    optimizer: str = ""  # of the update that is part of what was timed; empty for passes alone
 
     @property
     def job(self) -> Job:
@@ -45,6 +46,8 @@ class PublishedJob:
             compile=CompileSettings(enabled=False),
             sequence_length=self.sequence_length,
             precision=self.precision,
+            optimizer=self.optimizer or "SGD",
+            optimizer_arguments={"lr": 0.1, "momentum": 0.9} if self.optimizer in ("", "SGD") else {"lr": 0.001},
         )
 
 
@@ -56,7 +59,8 @@ def _gpt(width: int, layers: int, heads: int, length: int, *points: tuple[str, i
 def _images(
     model_type: str, *points: tuple[str, int, float], precision: Precision = AMP, **config: Any
 ) -> PublishedJob:
-    return PublishedJob("image_classification", model_type, {"num_labels": 1000} | config, points, None, precision)
+    own = {"num_labels": 1000} | config
+    return PublishedJob("image_classification", model_type, own, points, None, precision, "SGD")
 
 
 _BERT: dict[str, Any] = {
@@ -104,5 +108,5 @@ JOBS = {
     "ResNet-50, float32": _images(
         "resnet", (V100_16GB, 112, 112 / 367 * 1e3), (V100, 128, 342.37), precision=Precision.FLOAT32
     ),
-    "GPT-2 small": PublishedJob("causal_lm", "gpt2", _NANO_GPT, ((A100_40GB, 12, 250.0),), 1024, AMP),
+    "GPT-2 small": PublishedJob("causal_lm", "gpt2", _NANO_GPT, ((A100_40GB, 12, 250.0),), 1024, AMP, "AdamW"),
 }

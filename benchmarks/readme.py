@@ -165,6 +165,7 @@ PARTS = {
     "kernel-times": readme_tables.kernel_times,
     "whole-steps": readme_tables.whole_steps,
     "calibrated-jobs": readme_tables.calibrated_jobs,
+    "estimated-sweeps": readme_tables.estimated_sweeps,
     "estimate-prior": readme_tables.estimate_prior,
     "promises": readme_promises.table,
 }

@@ -347,3 +347,10 @@ def calibrated_jobs() -> str:
     lines = (RESULTS / "calibrated_jobs.md").read_text().splitlines()
     (verdict,) = (line for line in lines if " jobs: shape " in line)
     return "\n".join([verdict, "", *(line for line in lines if line.startswith("|"))])
+
+
+def estimated_sweeps() -> str:
+    """What the size that is estimated best loses in published sweeps, and what its scores were worth."""
+    lines = (RESULTS / "estimated_sweeps.md").read_text().splitlines()
+    (verdict,) = (line.partition(". ")[2] for line in lines if "estimated best loses" in line)
+    return "\n".join([verdict, "", *(line for line in lines if line.startswith("|"))])

@@ -15,7 +15,7 @@ from bexplore.engine.process.pool import Workers
 from bexplore.engine.program_client import recall_or_trace, trace_lengths
 from bexplore.errors import BexploreError, EngineError, UserInputError
 from bexplore.estimate.calibrations import recall
-from bexplore.estimate.processor import estimate_calls, find_program_sd
+from bexplore.estimate.processor import find_program_sd
 from bexplore.exploration.emulated import parse_device_name
 from bexplore.exploration.memory_budget import (
     count_gradient_bytes,
@@ -36,6 +36,7 @@ from bexplore.run.selection import TracedVariant
 from bexplore.search.space import candidate_sizes
 from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cost_model import CostModel
+from bexplore.trace.pass_times import estimate_pass, estimate_update
 from bexplore.units import counted
 
 _TOO_OLD = "GPUTooOldForTriton"  # an exception of torch/_inductor/exc.py: Triton starts at compute capability 7.0
@@ -276,22 +277,16 @@ class _Tracer:
         if largest is None:
             return None
         fitting = candidate_sizes("all", minimum=minimum, maximum=largest)
-        passes = {
-            size: estimate_calls(
-                known,
-                cost_model.kernel_calls(size),
-                is_compiled=job.compile.enabled,
-                kept_bytes=cost_model.activation_bytes(size),
-            )
-            for size in sorted({*listed, *fitting})
-        }
+        passes = {size: estimate_pass(known, job, cost_model, size) for size in sorted({*listed, *fitting})}
         estimated = {size: one for size, one in passes.items() if one is not None}
         if len(estimated) < len(passes):
             return None
         best = max(fitting, key=lambda size: size / estimated[size].seconds)
+        update = estimate_update(known, cost_model)
         return {
             "device_name": known.name,
             "pass_s": {str(size): estimated[size].seconds for size in listed},
+            "update_s": None if update is None else update.seconds,
             "relative_sd": math.hypot(find_program_sd(known), max(one.relative_sd for one in estimated.values())),
             "micro_batch_size": best,
             "samples_per_s": best / estimated[best].seconds,

@@ -1,8 +1,8 @@
 """How sure the order of estimated sizes is: draws of the errors in which sizes differ.
 
-An error that all sizes have in common leaves their order alone. Three others do not: a host that launches kernels too
-slowly, which costs small sizes most; errors that grow slowly with the size; and those of single shapes, which only
-sizes that are nearly the same have in common.
+An error that all sizes have in common leaves their order alone. Three others do not: that of the host's calls, for
+which small sizes wait most; errors that grow slowly with the size; and those of single shapes, which only sizes that
+are nearly the same have in common.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Seconds by which a launch may be later than the model has it, one standard deviation. Source:
-# benchmarks/results/whole_steps.md: published = a x estimated + b through the two sizes of a job has a |b| of 23 ms in
-# the median of eight jobs, whose passes have some 2,500 kernels.
-LAUNCH_SD_S = 9e-6
+from bexplore.estimate.dispatch import HOST_SD, overlap_seconds
+
 # Standard deviation of ln of the speed of one size over that of its half. Source:
 # benchmarks/results/estimated_scores.md: what the variogram of products grows by over two doublings, up to 0.05.
 DOUBLING_SD = 0.03
@@ -32,9 +30,9 @@ class SizeEstimate:
     """The estimate of one size."""
 
     micro_batch_size: int
-    seconds: float  # of a pass
-    own_sd: float  # standard deviation of ln of its seconds by the errors of single shapes
-    num_launches: float = 0.0  # kernels of a pass
+    seconds: float  # of the kernels of a pass
+    own_sd: float  # standard deviation of ln of these by the errors of single shapes
+    host_s: float = 0.0  # of the host for its calls, the same for every size of a program
     memory_share: float = 0.0  # of the memory budget that it needs, 0 to 1 where it fits
     variant: int = 0  # which variant of the job
 
@@ -60,9 +58,8 @@ class ErrorDraws:
         random = np.random.default_rng(seed)
         covariance = _find_covariance(estimates, doubling_sd) + _JITTER * np.eye(len(estimates))
         errors = random.standard_normal((NUM_DRAWS, len(estimates))) @ np.linalg.cholesky(covariance).T
-        late_s = LAUNCH_SD_S * np.abs(random.standard_normal((NUM_DRAWS, 1)))
-        late_s = late_s * np.array([one.num_launches for one in estimates])
-        seconds = np.array([one.seconds for one in estimates]) * np.exp(errors) + late_s
+        host_s = np.array([one.host_s for one in estimates]) * np.exp(HOST_SD * random.standard_normal((NUM_DRAWS, 1)))
+        seconds = overlap_seconds(np.array([one.seconds for one in estimates]) * np.exp(errors), host_s)
         # (num_draws, num_sizes), ln(samples/s)
         self.log_speed = np.log([one.micro_batch_size for one in estimates]) - np.log(seconds)
         needed = np.array([one.memory_share for one in estimates])

@@ -19,6 +19,7 @@ class MatrixProduct:
     itemsize: int = HALF_BYTES
     window: int = 0  # points of the window of a convolution; 0 for a product
     is_weight_gradient: bool = False  # whether it is that of a convolution, a sum over its images
+    allows_tf32: bool = False  # whether float32 may be rounded to TF32, for tensor cores that have it
 
     @property
     def num_bytes(self) -> float:
@@ -62,6 +63,7 @@ class Stream:
     kind: str = "pointwise"
     work: Work = Work.POINTWISE
     result_bytes: float = 0.0  # of its largest result that takes memory of its own
+    flops: float = 0.0  # of a convolution of each channel alone, which no tensor core does; else they do not count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
+from bexplore.estimate.dispatch import HOST_SD, device_weight, overlap_seconds
 from bexplore.estimate.efficiencies import (
     Efficiencies,
     ProductEfficiency,
-    SingleEfficiency,
     Spread,
     StreamEfficiency,
     find_efficiencies,
@@ -49,11 +49,19 @@ _CLOCK_S = 1e-3
 _ATTENTION_SHARES = {False: (0.6, 0.5), True: (0.36, 0.33)}
 _ATTENTION_SPREAD = Spread(kernel=0.25, common=0.0)  # of ln: that range over lengths and head sizes
 _HOPPER = (9, 0)
+# Tensor cores of Ampere and later round float32 to TF32, at half of the peak of half precision: NVIDIA's data sheets of
+# A100 (156 of 312 TFLOP/s), H100 (495 of 989), A40 (74.8 of 149.7) and L4 (60 of 121).
+_FIRST_TF32, _TF32_SHARE = (8, 0), 0.5
 
 
-# Standard deviation of ln of a whole pass beyond that of its kernels: what the model leaves out, such as a slow host.
+# Operations of a convolution of each channel alone, in each clock of a multiprocessor: its kernels wait for loads.
+# Source: RepLKNet, arXiv 2203.06717, the table of PyTorch's latencies: 24 layers of 64 x 384 x 32 x 32 with a kernel of
+# 7 x 7 take 54.8 ms on an RTX 2080 Ti (68 multiprocessors, 1.545 GHz): 1.08 TFLOP/s. No kernel time here checks it.
+_SINGLE_CHANNEL_FLOPS = 10.3
+_SINGLE_CHANNEL_SD = 0.5  # of ln; chosen: libraries have kernels of several kinds for it
+# Standard deviation of ln of a whole pass beyond that of its kernels: what the model leaves out.
 # Source: benchmarks/results/whole_steps.md, root mean square of 33 published passes of 15 jobs.
-PROGRAM_SD = 0.156
+PROGRAM_SD = 0.165
 
 
 class Bound(StrEnum):
@@ -63,6 +71,7 @@ class Bound(StrEnum):
     WAVES = "waves"  # too few tiles, or too few in the last wave: multiprocessors wait
     BANDWIDTH = "bandwidth"
     LAUNCH = "launch"
+    HOST = "host"  # the device waits for the host's next call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +93,8 @@ class Estimate:
     # slowly, if at all: benchmarks/results/estimated_scores.md.
     own_sd: float
     shares: Mapping[Bound, float]  # of the time, by what bounds each kernel
+    kernels_s: float = 0.0  # of the kernels alone
+    host_s: float = 0.0  # of the host's calls alone; 0 where they are not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +105,25 @@ class Peaks:
     flops_per_s: Mapping[int, float | None]  # dense, by bytes of an element
     bytes_per_s: float
     cache_bytes: int  # of the second level
+    clocks_per_s: float = math.inf  # the highest of the multiprocessors
+    tf32_flops_per_s: float = 0.0  # 0 for a device without
+
+    def uses_tf32(self, kernel: Kernel) -> bool:
+        """Return whether a product in float32 runs on tensor cores."""
+        return isinstance(kernel, MatrixProduct) and kernel.allows_tf32 and self.tf32_flops_per_s > 0
 
     @classmethod
     def of(cls, device: Device) -> Peaks:
         """Return the peaks of a CUDA device whose bandwidth is published."""
         assert device.num_multiprocessors and device.bandwidth_bytes_per_s
+        has_tf32 = device.capability is not None and device.capability >= _FIRST_TF32
         return cls(
             num_multiprocessors=device.num_multiprocessors,
             flops_per_s={HALF_BYTES: device.bfloat16_flops_per_s, SINGLE_BYTES: device.float32_flops_per_s},
+            tf32_flops_per_s=has_tf32 * _TF32_SHARE * (device.bfloat16_flops_per_s or 0.0),
             bytes_per_s=device.bandwidth_bytes_per_s,
             cache_bytes=device.chip.l2_bytes if device.chip is not None else 0,
+            clocks_per_s=device.chip.clock_khz * 1e3 if device.chip is not None else math.inf,
         )
 
 
@@ -116,6 +136,15 @@ class Shapes:
     inner: np.ndarray
     batch: np.ndarray
     itemsize: np.ndarray
+    on_tensor_cores: np.ndarray | bool = False  # whether they run there in float32, rounded to TF32
+
+    @classmethod
+    def of(cls, peaks: Peaks, products: Sequence[MatrixProduct]) -> Shapes:
+        """Return the shapes of products on a device."""
+        sizes = [(one.rows, one.columns, one.inner, one.batch, one.itemsize) for one in products]
+        rows, columns, inner, batch, itemsize = np.array(sizes, dtype=float).T
+        on_tensor_cores = np.array([peaks.uses_tf32(one) for one in products])
+        return cls(rows, columns, inner, batch, itemsize, on_tensor_cores)
 
     @property
     def flops(self) -> np.ndarray:
@@ -130,10 +159,11 @@ class Shapes:
 
     def find_peaks(self, peaks: Peaks) -> np.ndarray:
         """Return the operations a second that the device can do in each product's precision."""
-        return np.array([peaks.flops_per_s[int(itemsize)] for itemsize in self.itemsize], dtype=float)
+        own = np.array([peaks.flops_per_s[int(itemsize)] for itemsize in self.itemsize], dtype=float)
+        return np.where(self.on_tensor_cores, peaks.tf32_flops_per_s, own)
 
 
-def estimate_sum(device: Device, calls: Mapping[Kernel, float]) -> Estimate | None:
+def estimate_sum(device: Device, calls: Mapping[Kernel, float], *, host_s: float = 0.0) -> Estimate | None:
     """Return the time of kernels that run one after the other; None where `estimate_kernels` has none.
 
     The error of a kernel is the same in all its calls, and independent of that of another shape. Beside it, kernels of
@@ -141,6 +171,7 @@ def estimate_sum(device: Device, calls: Mapping[Kernel, float]) -> Estimate | No
 
     Args:
         calls: How often each kernel runs.
+        host_s: Seconds of the host for its calls, which run beside the kernels.
     """
     found = find_efficiencies(device)
     times = estimate_kernels(device, list(calls))
@@ -151,29 +182,56 @@ def estimate_sum(device: Device, calls: Mapping[Kernel, float]) -> Estimate | No
     seconds = math.fsum(part for _, _, part in parts)
     if not seconds:
         return Estimate(seconds=0.0, relative_sd=0.0, own_sd=0.0, shares={})
-    common = math.fsum(_find_spread(efficiencies, kernel).common * part for kernel, _, part in parts)
+    peaks = Peaks.of(device)
+    common = math.fsum(_find_spread(peaks, efficiencies, kernel).common * part for kernel, _, part in parts)
     own = math.hypot(*(time.relative_sd * part for _, time, part in parts))
     of_products = (time.relative_sd * part for kernel, time, part in parts if isinstance(kernel, MatrixProduct))
     shares = {bound: math.fsum(part for _, time, part in parts if time.bound is bound) / seconds for bound in Bound}
-    return Estimate(
+    alone = Estimate(
         seconds=seconds,
         relative_sd=math.hypot(common / seconds, own / seconds, transfer_sd),
         own_sd=math.hypot(*of_products) / seconds,
         shares={bound: share for bound, share in shares.items() if share},
+        kernels_s=seconds,
+    )
+    return _add_host(alone, host_s)
+
+
+def _add_host(alone: Estimate, host_s: float) -> Estimate:
+    """Return the time of kernels whose host takes some seconds for its calls; what the device waits is the host's."""
+    seconds = float(overlap_seconds(np.array(alone.kernels_s), np.array(host_s)))
+    weight = device_weight(alone.kernels_s, host_s)
+    shares = {bound: share * alone.kernels_s / seconds for bound, share in alone.shares.items()}
+    waiting = 1.0 - alone.kernels_s / seconds
+    return replace(
+        alone,
+        seconds=seconds,
+        host_s=host_s,
+        relative_sd=math.hypot(weight * alone.relative_sd, (1.0 - weight) * HOST_SD),
+        own_sd=weight * alone.own_sd,
+        shares=shares | ({Bound.HOST: waiting} if waiting > 0 else {}),
     )
 
 
-def _find_spread(efficiencies: Efficiencies, kernel: Kernel) -> Spread:
-    if isinstance(kernel, Attention):
-        return _ATTENTION_SPREAD
-    if not isinstance(kernel, MatrixProduct):
-        return efficiencies.stream_spread
-    return efficiencies.product_spread if kernel.itemsize == HALF_BYTES else _single(efficiencies).spread
+def _find_spread(peaks: Peaks, efficiencies: Efficiencies, kernel: Kernel) -> Spread:
+    if isinstance(kernel, MatrixProduct):
+        return _find_numbers(peaks, efficiencies, kernel)[1]
+    return _ATTENTION_SPREAD if isinstance(kernel, Attention) else efficiencies.stream_spread
 
 
-def _single(efficiencies: Efficiencies) -> SingleEfficiency:
+def _find_numbers(peaks: Peaks, efficiencies: Efficiencies, product: MatrixProduct) -> tuple[ProductEfficiency, Spread]:
+    """Return the numbers of a product's arithmetic: tensor cores have those of half precision, also with TF32.
+
+    No public kernel time in TF32 checks that.
+    """
+    if product.itemsize == HALF_BYTES or peaks.uses_tf32(product):
+        return efficiencies.product, efficiencies.product_spread
     assert efficiencies.single is not None, "find_efficiencies adds it"
-    return efficiencies.single
+    return efficiencies.single.product, efficiencies.single.spread
+
+
+def _arithmetic(peaks: Peaks, product: MatrixProduct) -> tuple[int, bool]:
+    return product.itemsize, peaks.uses_tf32(product)
 
 
 def estimate_kernels(device: Device, kernels: Sequence[Kernel]) -> list[KernelEstimate] | None:
@@ -188,10 +246,9 @@ def estimate_kernels(device: Device, kernels: Sequence[Kernel]) -> list[KernelEs
         return None
     products = dict.fromkeys(kernel for kernel in kernels if isinstance(kernel, MatrixProduct))
     known: dict[Kernel, KernelEstimate] = {}
-    for itemsize in itemsizes:
-        alike = [product for product in products if product.itemsize == itemsize]
-        if alike:
-            known.update(zip(alike, _estimate_products(peaks, efficiencies, alike), strict=True))
+    for arithmetic in {_arithmetic(peaks, product) for product in products}:
+        alike = [product for product in products if _arithmetic(peaks, product) == arithmetic]
+        known.update(zip(alike, _estimate_products(peaks, efficiencies, alike), strict=True))
     for kernel in kernels:
         if isinstance(kernel, Stream):
             known[kernel] = _estimate_stream(peaks, efficiencies, kernel)
@@ -217,18 +274,16 @@ def _estimate_attention(device: Device, efficiencies: Efficiencies, kernel: Atte
 def _estimate_products(
     peaks: Peaks, efficiencies: Efficiencies, products: Sequence[MatrixProduct]
 ) -> list[KernelEstimate]:
-    """Return the times of products in one precision."""
-    own = efficiencies.product if products[0].itemsize == HALF_BYTES else _single(efficiencies).product
-    shapes = Shapes(
-        *np.array([(one.rows, one.columns, one.inner, one.batch, one.itemsize) for one in products], dtype=float).T
-    )
+    """Return the times of products in one arithmetic."""
+    own, spread = _find_numbers(peaks, efficiencies, products[0])
+    shapes = Shapes.of(peaks, products)
     seconds = product_seconds(peaks, own, shapes)
     ideal_s = shapes.flops / (shapes.find_peaks(peaks) * own.peak_share)
     traffic_s = shapes.num_bytes / (peaks.bytes_per_s * own.bandwidth_share)
     return [
         KernelEstimate(
             seconds=float(time),
-            relative_sd=_find_spread(efficiencies, products[0]).kernel,
+            relative_sd=spread.kernel,
             bound=_find_bound(time, arithmetic_s=arithmetic, traffic_s=traffic, floor_s=own.launch_s + own.wave_s),
         )
         for time, arithmetic, traffic in zip(seconds, ideal_s, traffic_s, strict=True)
@@ -245,9 +300,9 @@ def count_waves(device: Device, product: MatrixProduct) -> float:
     """Return the tiles of a product over the multiprocessors, with the tile that is fastest by the model."""
     found = find_efficiencies(device)
     assert found is not None
-    peaks, own = Peaks.of(device), found[0].product
-    sizes = (product.rows, product.columns, product.inner, product.batch, product.itemsize)
-    seconds = _candidate_seconds(peaks, own, Shapes(*np.array([sizes], dtype=float).T))[:, 0]
+    peaks = Peaks.of(device)
+    own, _ = _find_numbers(peaks, found[0], product)
+    seconds = _candidate_seconds(peaks, own, Shapes.of(peaks, [product]))[:, 0]
     tile_rows, tile_columns, parts = _CANDIDATES[int(np.argmin(seconds))]
     num_tiles = math.ceil(product.rows / tile_rows) * math.ceil(product.columns / tile_columns) * parts * product.batch
     return float(num_tiles) / peaks.num_multiprocessors
@@ -269,7 +324,8 @@ def _candidate_seconds(peaks: Peaks, own: ProductEfficiency, shapes: Shapes) -> 
     steps = np.ceil(shapes.inner / parts / _INNER_STEP) * _INNER_STEP
     elements = tile_rows * tile_columns + own.operand_cost * (tile_rows + tile_columns)
     tile_s = 2 * elements * steps * peaks.num_multiprocessors / (shapes.find_peaks(peaks) * own.peak_share)
-    is_slow = (shapes.itemsize == HALF_BYTES) & ((shapes.columns % _ALIGNMENT != 0) | (shapes.inner % _ALIGNMENT != 0))
+    on_tensor_cores = (shapes.itemsize == HALF_BYTES) | shapes.on_tensor_cores
+    is_slow = on_tensor_cores & ((shapes.columns % _ALIGNMENT != 0) | (shapes.inner % _ALIGNMENT != 0))
     arithmetic_s = waves * (tile_s * np.where(is_slow, _UNALIGNED_FACTOR, 1.0) + own.wave_s)
     is_split = parts > 1
     sums_bytes = is_split * parts * _SUM_BYTES * shapes.rows * shapes.columns * shapes.batch
@@ -286,7 +342,11 @@ def _candidate_seconds(peaks: Peaks, own: ProductEfficiency, shapes: Shapes) -> 
 
 def _estimate_stream(peaks: Peaks, efficiencies: Efficiencies, kernel: Stream) -> KernelEstimate:
     own = efficiencies.streams[kernel.kind]
-    seconds = float(stream_seconds(peaks, own, np.array([kernel.num_bytes], dtype=float))[0])
+    traffic_s = float(stream_seconds(peaks, own, np.array([kernel.num_bytes], dtype=float))[0])
+    arithmetic_s = kernel.flops / (_SINGLE_CHANNEL_FLOPS * peaks.num_multiprocessors * peaks.clocks_per_s)
+    seconds = max(traffic_s, arithmetic_s)
+    if arithmetic_s > traffic_s:
+        return KernelEstimate(seconds=seconds, relative_sd=_SINGLE_CHANNEL_SD, bound=Bound.ARITHMETIC)
     return KernelEstimate(
         seconds=seconds,
         relative_sd=efficiencies.stream_spread.kernel,

@@ -18,7 +18,7 @@ import numpy as np
 
 from bexplore.estimate.efficiencies import Spread
 from bexplore.estimate.kernels import Attention, Kernel, MatrixProduct, Stream
-from bexplore.estimate.model import PROGRAM_SD, Bound, Estimate, estimate_sum
+from bexplore.estimate.model import PROGRAM_SD, Bound, Estimate
 from bexplore.host.accelerators import Device
 
 # Standard deviation of ln of the speed of one size over that of its half. Source:
@@ -223,16 +223,8 @@ def estimate_program(
         relative_sd=math.hypot(math.sqrt(own), common) / total_s,
         own_sd=math.sqrt(own_products) / total_s,
         shares={bound: seconds / total_s for bound, seconds in of_bounds.items() if seconds},
+        kernels_s=total_s,  # a processor is its own host
     )
-
-
-def estimate_calls(
-    device: Device | Calibration, calls: Mapping[Kernel, float], *, is_compiled: bool, kept_bytes: float
-) -> Estimate | None:
-    """Return the time of a pass on a named device, or on a measured processor; None where nothing tells it."""
-    if isinstance(device, Calibration):
-        return estimate_program(device, calls, is_compiled=is_compiled, kept_bytes=kept_bytes)
-    return estimate_sum(device, calls)
 
 
 def find_program_sd(device: Device | Calibration) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bexplore.estimate.confidence import ErrorDraws, SizeEstimate
+from bexplore.estimate.dispatch import Dispatch, host_seconds
 from bexplore.estimate.kernels import Kernel
 from bexplore.estimate.model import PROGRAM_SD, Estimate, estimate_sum
 from bexplore.exploration.emulated import PASS_TIME_S
@@ -160,16 +161,16 @@ class EmulatedSpeeds:
         def interpolate(name: str) -> np.ndarray:
             return np.interp(sizes, ran, [self._known[size, variant][name] for size in ran])
 
-        values = zip(sizes, interpolate("pass_s"), interpolate("own_sd"), interpolate("num_launches"), strict=True)
+        values = zip(sizes, interpolate("pass_s"), interpolate("own_sd"), interpolate("host_s"), strict=True)
         return [
             SizeEstimate(
                 micro_batch_size=size,
                 seconds=float(pass_s),
                 own_sd=float(own_sd),
-                num_launches=float(num_launches),
+                host_s=float(host_s),
                 variant=variant,
             )
-            for size, pass_s, own_sd, num_launches in values
+            for size, pass_s, own_sd, host_s in values
         ]
 
 
@@ -185,9 +186,10 @@ def _describe(device: Device, work: Work, found: Estimate) -> dict[str, Any]:
         "device_name": device.name,
         "program": work.program,
         "pass_s": found.seconds,
+        "update_s": None,
         "relative_sd": math.hypot(PROGRAM_SD, found.relative_sd),
         "own_sd": found.own_sd,
-        "num_launches": sum(work.passes.values()),
+        "host_s": host_seconds({Dispatch.KERNEL: sum(work.passes.values())}),  # at least: of each kernel a call
         "shares": {bound.value: share for bound, share in found.shares.items()},
         "waves": None,
         "mfu": None,

@@ -14,7 +14,7 @@ from bexplore.estimate.calibrations import names_this
 from bexplore.estimate.confidence import DOUBLING_SD, ErrorDraws, SizeEstimate
 from bexplore.estimate.kernels import MatrixProduct
 from bexplore.estimate.model import Estimate, count_waves, estimate_kernels
-from bexplore.estimate.processor import PROCESSOR_DOUBLING_SD, Calibration, estimate_calls, find_program_sd
+from bexplore.estimate.processor import PROCESSOR_DOUBLING_SD, Calibration, find_program_sd
 from bexplore.exploration.emulated import find_named_device, recall_this
 from bexplore.exploration.emulated_speeds import TracedProgram
 from bexplore.exploration.estimate_errors import allow_for_errors, qualify
@@ -31,6 +31,7 @@ from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Event, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.trace.cost_model import KernelKind, TracedKernel
+from bexplore.trace.pass_times import estimate_pass, estimate_update
 from bexplore.units import format_bytes
 
 # Of the trace's error, within which memory must fit: a size that fits with 84 of 100.
@@ -76,9 +77,11 @@ class EstimateRunner:
             )
             return Observation(outcome=Outcome.OUT_OF_MEMORY, reason=reason, details={"settings": own}, **given)
         seconds = self.estimate(size, probe.variant).seconds
+        update = estimate_update(self.device, model)
         return Observation(
             outcome=Outcome.ESTIMATED,
             pass_times_s=(seconds, seconds),  # two, which differ by nothing: an estimate has no noise
+            update_times_s=() if update is None else (update.seconds,),
             details={"settings": own, "estimate": self._describe(size, probe.variant)},
             elapsed_s=time.monotonic() - began_s,
             **given,
@@ -92,12 +95,10 @@ class EstimateRunner:
     def estimate(self, micro_batch_size: int, variant: int) -> Estimate:
         """Return the time of a pass."""
         program = self.programs[variant]
-        calls = program.cost_model.kernel_calls(micro_batch_size)
-        kept_bytes = program.cost_model.activation_bytes(micro_batch_size)
-        is_compiled = program.job.compile.enabled
-        found = estimate_calls(self.device, calls, is_compiled=is_compiled, kept_bytes=kept_bytes) if calls else None
+        found = estimate_pass(self.device, program.job, program.cost_model, micro_batch_size)
         if found is None or not found.seconds:
-            why = "no figures of its arithmetic are published" if calls else "its trace has no kernels"
+            has_kernels = bool(program.cost_model.kernels)
+            why = "no figures of its arithmetic are published" if has_kernels else "its trace has no kernels"
             raise EngineError(f"nothing can be estimated for {self.device.name}: {why}", hint=INSTEAD)
         return found
 
@@ -109,9 +110,9 @@ class EstimateRunner:
                 one = self.estimate(size, variant)
                 own = SizeEstimate(
                     micro_batch_size=size,
-                    seconds=one.seconds,
+                    seconds=one.kernels_s,
                     own_sd=one.own_sd,
-                    num_launches=sum(self.programs[variant].cost_model.kernel_calls(size).values()),
+                    host_s=one.host_s,
                     memory_share=self.memory_share(size, variant),
                     variant=variant,
                 )
@@ -122,6 +123,7 @@ class EstimateRunner:
 
     def _describe(self, micro_batch_size: int, variant: int) -> dict[str, Any]:
         program, found = self.programs[variant], self.estimate(micro_batch_size, variant)
+        update = estimate_update(self.device, program.cost_model)
         model, device = program.cost_model, self.device
         peak = None if isinstance(device, Calibration) else device.bfloat16_flops_per_s
         has_peak = peak is not None and program.job.precision is not Precision.FLOAT32 and model.has_operations
@@ -130,6 +132,7 @@ class EstimateRunner:
             "device_name": self.device.name,
             "program": "" if isinstance(device, Calibration) else program.of_processor,
             "pass_s": found.seconds,
+            "update_s": None if update is None else update.seconds,
             "relative_sd": math.hypot(find_program_sd(device), found.relative_sd),
             "shares": {bound.value: share for bound, share in found.shares.items()},
             "waves": None if waves is None else dataclasses.asdict(waves),

@@ -72,9 +72,14 @@ def _estimated_best(record: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"Estimated for {estimate['device_name']}, not run: the fastest size that fits is "
-        f"{estimate['micro_batch_size']}. Samples of a pass without the update, to within "
-        f"{2 * estimate['relative_sd']:.0%} (two standard deviations); see docs/estimates.md."
+        f"{estimate['micro_batch_size']}. Samples of a pass, to within "
+        f"{2 * estimate['relative_sd']:.0%} (two standard deviations){_update_words(estimate['update_s'])}; "
+        "see docs/estimates.md."
     ]
+
+
+def _update_words(update_s: float | None) -> str:
+    return "" if update_s is None else f", beside an update of {format_seconds(update_s)}"
 
 
 def compared_devices_table(records: Sequence[Mapping[str, Any]], *, width: int | None = None) -> str:

@@ -251,6 +251,7 @@ def trace_costs(
         origin=f"predicted by {_describe_source(own, config)}",
         passes=dict(_read_estimates(own)),
         predicted=_predict_by_estimates(own),
+        update_s=(own.get("estimate") or {}).get("update_s"),
         memory_budget_bytes=own["memory_budget_bytes"] if own.get("estimate") else None,
         parallelism=job.parallelism,
         num_replicas=config.num_replicas,

@@ -187,7 +187,7 @@ def _update_s(layout: Layout) -> float | None:
 
 def _describe_pass(size: int, cost: PassCost) -> str:
     if cost.is_estimated:
-        return f"passes of size {size}: estimated, not run, without the update"
+        return f"passes of size {size}: estimated, not run"
     if cost.is_predicted:
         return f"passes of size {size}: predicted between sizes that ran; it did not run"
     how = "as the training runs them" if cost.is_exact else "in the search's program, scaled to the training's"

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bexplore.estimate.dispatch import Dispatch
 from bexplore.estimate.kernels import Attention, Kernel, MatrixProduct, Stream, Work
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.job.lengths import BatchShape, Collation, Lengths
@@ -166,7 +167,8 @@ class KernelKind(StrEnum):
     PRODUCT = "product"  # sizes: rows, columns, inner dimension, batch
     ATTENTION = "attention"  # sizes: operations that a causal mask leaves, bytes read and written
     ATTENTION_BACKWARD = "attention_backward"
-    STREAM = "stream"  # sizes: bytes read and written, those of its largest new result
+    # sizes: bytes read and written, those of its largest new result, operations of a convolution of single channels
+    STREAM = "stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +178,7 @@ class TracedKernel:
     kind: KernelKind
     sizes: tuple[Polynomial, ...]  # by kind
     itemsize: int = 0  # bytes of an element, where arithmetic counts
+    allows_tf32: bool = False  # as of `MatrixProduct`
     calls: float = 1.0  # in a pass
     work: Work = Work.POINTWISE  # of a stream, its costliest
     window: int = 0  # points of the window of a convolution; 0 for another product
@@ -184,7 +187,8 @@ class TracedKernel:
         """Return the kernel at a size."""
         sizes = [size(micro_batch_size) for size in self.sizes]
         if self.kind is KernelKind.STREAM:
-            return Stream(num_bytes=sizes[0], work=self.work, result_bytes=sizes[1])
+            flops = sizes[2] if len(sizes) > 2 else 0.0
+            return Stream(num_bytes=sizes[0], work=self.work, result_bytes=sizes[1], flops=flops)
         if self.kind is KernelKind.PRODUCT:
             rows, columns, inner, batch = map(round, sizes)
             return MatrixProduct(
@@ -195,6 +199,7 @@ class TracedKernel:
                 itemsize=self.itemsize,
                 window=self.window,
                 is_weight_gradient=bool(self.window and self.sizes[2].linear),
+                allows_tf32=self.allows_tf32,
             )
         is_backward = self.kind is KernelKind.ATTENTION_BACKWARD
         return Attention(flops=sizes[0], num_bytes=sizes[1], is_backward=is_backward, itemsize=self.itemsize)
@@ -217,6 +222,9 @@ class CostModel:
             forward (Source: arXiv 2205.05198).
         bytes_moved: Fewest bytes that the kernels of a pass read and write.
         kernels: Kernels of a pass, equal ones once; empty where they were not recorded.
+        dispatches: How often the host makes each kind of call in a pass.
+        update_kernels: Kernels of the update, as of a pass.
+        update_dispatches: Calls of the host in it.
         resident: Buffers alive during the whole step: weights, gradients, optimizer states, the batch.
         peaks: For each phase, the moments that are the highest for some size.
         relative_sd: Standard deviation of the relative error of the memory, from the benchmark of the trace.
@@ -250,6 +258,9 @@ class CostModel:
     compiler: str
     device_name: str = ""
     kernels: tuple[TracedKernel, ...] = ()
+    dispatches: Mapping[Dispatch, float] = field(default_factory=dict)
+    update_kernels: tuple[TracedKernel, ...] = ()
+    update_dispatches: Mapping[Dispatch, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unknown: Mapping[str, float] = field(default_factory=dict)
     num_blocks: int = 0
@@ -277,11 +288,11 @@ class CostModel:
 
     def kernel_calls(self, micro_batch_size: int) -> dict[Kernel, float]:
         """Return how often a pass runs each kernel; empty where they were not recorded."""
-        calls: dict[Kernel, float] = {}
-        for traced in self.kernels:
-            kernel = traced.at(micro_batch_size)
-            calls[kernel] = calls.get(kernel, 0.0) + traced.calls
-        return calls
+        return _count_calls(self.kernels, micro_batch_size)
+
+    def update_kernel_calls(self) -> dict[Kernel, float]:
+        """Return how often an update runs each kernel; empty in evaluation, and where they were not recorded."""
+        return _count_calls(self.update_kernels, 1)
 
     def activation_bytes(self, micro_batch_size: int) -> float:
         """Return the most bytes that a pass takes beside what is alive during the whole step."""
@@ -328,6 +339,14 @@ class CostModel:
     def max_micro_batch_size(self, budget_bytes: float, limit: int = MAX_SAMPLES) -> int:
         """Return the largest size up to `limit` whose peak is within the budget; 0 where not even one sample fits."""
         return bisect.bisect_right(range(1, limit + 1), budget_bytes, key=self.peak_memory_bytes)
+
+
+def _count_calls(kernels: Sequence[TracedKernel], micro_batch_size: int) -> dict[Kernel, float]:
+    calls: dict[Kernel, float] = {}
+    for traced in kernels:
+        kernel = traced.at(micro_batch_size)
+        calls[kernel] = calls.get(kernel, 0.0) + traced.calls
+    return calls
 
 
 def describe_source(measured_at: Sequence[int], why_untraced: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from bexplore.errors import TraceError
+from bexplore.estimate.dispatch import Dispatch
 from bexplore.job import Job
 from bexplore.trace.cost_model import Place, Polynomial, TracedKernel
 from bexplore.trace.kernel_shapes import has_kernels, stream_kernel
@@ -188,10 +189,12 @@ class _Reader:
             # operators that count have their kernels already
             is_counted = node.is_extern() and any(has_kernels(origin.target) for origin in origins)
             kernels = () if is_counted or not moved else (self._stream(node, moved, allocated, origins),)
+            dispatches = {Dispatch.KERNEL: 1.0} if moved else {}
             # a node of the compiler's own has no modules: its inputs were made in the same ones
             inputs = (one for origin in origins for one in origin.all_input_nodes)
             module = max(map(find_modules, origins), default="") or max(map(find_modules, inputs), default="")
-            yield Cost(module=module, bytes_moved=moved, kernels=kernels)
+            yield Cost(module=module, bytes_moved=moved, kernels=kernels, dispatches=dispatches)
+        yield Cost(dispatches={Dispatch.GRAPH: 1.0})
 
     def _stream(
         self, node: Any, moved: Polynomial, allocated: set[str], origins: Sequence[torch.fx.Node]

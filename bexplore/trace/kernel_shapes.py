@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.utils.flop_counter import flop_registry
 
-from bexplore.estimate.kernels import Work
-from bexplore.trace.cost_model import KernelKind, Polynomial, TracedKernel
+from bexplore.estimate.kernels import SINGLE_BYTES, Work
+from bexplore.trace.cost_model import NOTHING, KernelKind, Polynomial, TracedKernel
 
 _CAUSAL = "is_causal"
 _ADDED_TO = frozenset(["addmm", "baddbmm", "addbmm", "_addmm_activation"])  # their first argument is no factor
@@ -67,18 +69,27 @@ def find_kernels(
         moved = itemsize * sum(map(math.prod, _tensor_shapes((arguments, result), least_dimensions=4)))
         sizes: list[tuple[int, ...]] = [(flops // 2 if _is_causal(operator, arguments) else flops, moved)]
         kind = KernelKind.ATTENTION_BACKWARD if "backward" in name else KernelKind.ATTENTION
+    elif _is_of_single_channels(operator, arguments):
+        return (_find_single_channels(operator, arguments, result, itemsize=itemsize, probe_batch=probe_batch),)
     else:
         kind, sizes = KernelKind.PRODUCT, list(_find_products(operator, arguments, result))
     window = math.prod(arguments[2 if "backward" in name else 1][2:]) if "conv" in name else 0
+    allows_tf32 = kind is KernelKind.PRODUCT and itemsize == SINGLE_BYTES and _allows_tf32(name)
     return tuple(
         TracedKernel(
             kind=kind,
             sizes=tuple(Polynomial.from_value(size, probe_batch) for size in own),
             itemsize=itemsize,
             window=window,
+            allows_tf32=allows_tf32,
         )
         for own in sizes
     )
+
+
+def _allows_tf32(name: str) -> bool:
+    """Return whether this process lets an operator round float32 to TF32: convolutions may by PyTorch's default."""
+    return torch.backends.cudnn.allow_tf32 if "conv" in name else torch.get_float32_matmul_precision() != "highest"
 
 
 def _find_recurrent(name: str, arguments: Any, *, itemsize: int, probe_batch: int) -> tuple[TracedKernel, ...]:
@@ -128,15 +139,41 @@ def _argument(operator: Any, arguments: Any, name: str, default: Any) -> Any:
     return arguments[place] if place < len(arguments) else default
 
 
-def _find_products(operator: Any, arguments: Any, result: Any) -> Iterator[tuple[int, ...]]:
-    """Yield rows, columns, inner dimension and batch of each product; a convolution is one for each group.
+def _is_of_single_channels(operator: Any, arguments: Any) -> bool:
+    """Return whether an operator is a convolution of each channel alone: its kernels have no tiles."""
+    groups = _argument(operator, arguments, "groups", 1)
+    images = arguments[1 if operator.overloadpacket.__name__ == "convolution_backward" else 0]
+    return bool(groups > 1 and groups == images[1])
 
-    None for a convolution of each channel alone: its kernels have no tiles, and take what their bytes take.
-    """
+
+def _find_single_channels(
+    operator: Any, arguments: Any, result: Any, *, itemsize: int, probe_batch: int
+) -> TracedKernel:
+    """Return a convolution of each channel alone, whose time is that of its bytes, or of its loads."""
+
+    def count(shapes: Iterable[Sequence[int]]) -> list[Polynomial]:
+        return [Polynomial.from_value(itemsize * math.prod(shape), probe_batch) for shape in shapes]
+
+    moved = sum(count(_tensor_shapes((arguments, result), least_dimensions=3)), start=NOTHING)
+    made = count(_tensor_shapes((result,), least_dimensions=3))
+    largest = max(made, key=lambda size: size(probe_batch), default=NOTHING)
+    flops = _count_single_channel_flops(operator.overloadpacket.__name__, arguments, result)
+    one = stream_kernel(moved, largest, [operator])
+    return dataclasses.replace(one, sizes=(*one.sizes, Polynomial.from_value(flops, probe_batch)))
+
+
+def _count_single_channel_flops(name: str, arguments: Any, result: Any) -> int:
+    """Return the operations of a convolution of single channels; torch counts gradients of weights without groups."""
+    if name != "convolution_backward":
+        return 2 * math.prod(result) * math.prod(arguments[1][2:])
+    gradient, _, weight, *_ = arguments
+    return 2 * sum(arguments[10][:2]) * math.prod(gradient) * math.prod(weight[2:])
+
+
+def _find_products(operator: Any, arguments: Any, result: Any) -> Iterator[tuple[int, ...]]:
+    """Yield rows, columns, inner dimension and batch of each product; a convolution is one for each group."""
     name = operator.overloadpacket.__name__
     groups = _argument(operator, arguments, "groups", 1)
-    if groups > 1 and groups == arguments[1 if name == "convolution_backward" else 0][1]:
-        return
     if name == "convolution_backward":
         gradient, images, weight, *_ = arguments
         inputs, outputs, area = images[1] // groups, gradient[1] // groups, math.prod(weight[2:])

@@ -25,6 +25,8 @@ from bexplore.trace.operations import (
     Cost,
     count_bytes,
     count_call,
+    count_dispatches,
+    list_written,
     map_shapes,
     result_itemsize,
 )
@@ -42,9 +44,17 @@ from bexplore.workloads.torch_private import CompilableMode, FakeTensor, tree_le
 
 # Views that hide from autograd that they are; from torch 2.15 on the last step of each linear layer of many dimensions.
 _UNSAFE_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})
+# Operators that take memory and launch nothing.
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _HIDDEN_RESERVES = (torch.ops.aten._cudnn_rnn.default,)
 # Operators that make no tensor: a rank of N calls them for every parameter, 40 % of all calls of a deep model.
 _WITHOUT_TENSORS = ("prim", "profiler")
+
+
+def launches_nothing(operator: Any) -> bool:
+    """Return whether an operator makes a view, or takes memory alone."""
+    is_view = getattr(operator, "is_view", False) or operator in _UNSAFE_VIEWS
+    return bool(is_view or operator.overloadpacket.__name__ in _ALLOCATIONS)
 
 
 class LifetimeTracker:
@@ -119,7 +129,7 @@ class LifetimeTracker:
 
     def count(self, operator: Any, arguments: Any, keywords: Any, result: Any) -> None:
         """Record the cost of an operator outside of compiled graphs."""
-        if not self._recording or self.phase is Phase.UPDATE:
+        if not self._recording:
             return
         if operator in _HIDDEN_RESERVES:
             raise TraceError(
@@ -130,17 +140,19 @@ class LifetimeTracker:
         self.operators.append(f"{operator} {shapes}")
         # autograd's own formulas run without gradients; a recomputed forward pass runs with them
         is_recomputed = self.phase is None and is_in_backward() and torch.is_grad_enabled()
-        is_view = getattr(operator, "is_view", False) or operator in _UNSAFE_VIEWS
+        is_silent = launches_nothing(operator)
+        values = (arguments, keywords, result if result is not None else list_written(operator, arguments, keywords))
         cost = count_call(
             operator,
             map_shapes(arguments),
             map_shapes(keywords),
             shapes,
             itemsize=result_itemsize(result),
-            moved=NOTHING if is_view else count_bytes((arguments, keywords, result), self.probe_batch),
+            moved=NOTHING if is_silent else count_bytes(values, self.probe_batch),
             largest_new=self._find_largest_new(arguments, result),
             probe_batch=self.probe_batch,
         )
+        cost = dataclasses.replace(cost, dispatches=count_dispatches(arguments, keywords, is_view=is_silent))
         self.costs.append(dataclasses.replace(cost, model_flops=NOTHING) if is_recomputed else cost)
 
     def _find_largest_new(self, arguments: Any, result: Any) -> Polynomial:

@@ -8,16 +8,17 @@ known to be of that kind is unknown: a kernel of the user's own, a Fourier trans
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from bexplore.estimate.dispatch import Dispatch
 from bexplore.trace.cost_model import NOTHING, Polynomial, TracedKernel
 from bexplore.trace.kernel_shapes import find_kernels, stream_kernel
-from bexplore.trace.torch_private import HigherOrderOperator, OpOverload
+from bexplore.trace.torch_private import HigherOrderOperator, OpOverload, is_in_backward
 from bexplore.workloads.torch_private import tree_leaves, tree_map, unset_fake_temporarily
 
 _FUSED_ATTENTION = "_scaled_dot_product_"
@@ -86,6 +87,7 @@ class Cost:
     model_flops: Polynomial = NOTHING  # operations without those that fused attention recomputes
     bytes_moved: Polynomial = NOTHING
     kernels: tuple[TracedKernel, ...] = ()
+    dispatches: Mapping[Dispatch, float] = field(default_factory=dict)  # calls of the host
     unknown: str = ""  # name of an operator whose operations are not known
     unknown_bytes: Polynomial = NOTHING  # what it reads and writes
 
@@ -182,6 +184,30 @@ def count_bytes(values: Any, probe_batch: int) -> Polynomial:
     # one by one: a sum of tensors with and without samples divides by the batch as neither does
     sizes = (Polynomial.from_value(math.prod(_shape_of(one)) * one.itemsize, probe_batch) for one in tensors)
     return sum(sizes, start=NOTHING)
+
+
+def list_written(operator: OpOverload, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that an operator writes to; gradients, which only a scaler changes, are none of them.
+
+    An operator on lists of tensors returns nothing.
+    """
+    given = dict(zip((one.name for one in operator._schema.arguments), arguments, strict=False)) | dict(keywords)
+    written = [one.name for one in operator._schema.arguments if one.alias_info and one.alias_info.is_write]
+    return [given[name] for name in written if name in given and name != "grads"]
+
+
+def count_dispatches(arguments: Any, keywords: Any, *, is_view: bool) -> dict[Dispatch, float]:
+    """Return what the host does for one eager operator; one on lists of tensors has more to do the more there are.
+
+    A forward pass that is computed again within the backward pass is called from Python, as the first one is.
+    """
+    is_autograd = is_in_backward() and not torch.is_grad_enabled()
+    view = Dispatch.BACKWARD_VIEW if is_autograd else Dispatch.VIEW
+    operator = Dispatch.BACKWARD_OPERATOR if is_autograd else Dispatch.OPERATOR
+    lists = [one for one in (*arguments, *keywords.values()) if isinstance(one, tuple | list)]
+    in_lists = sum(isinstance(one, torch.Tensor) for own in lists for one in own)
+    calls = {view if is_view else operator: 1.0}
+    return calls | {Dispatch.LIST_TENSOR: float(in_lists)} if in_lists else calls
 
 
 def result_itemsize(result: Any) -> int:

@@ -176,8 +176,8 @@ def _trace_pass(
 
 def trace_update(
     workload: Workload, trained: list[torch.Tensor], fake_mode: Any, probe_batch: int
-) -> tuple[int, list[Event]]:
-    """Run the update on fake gradients, after one that makes the states; return the bytes of these, and its events."""
+) -> tuple[int, list[Event], list[Cost]]:
+    """Run the update on fake gradients, after one that makes the states; return their bytes, its events and costs."""
     tracker = LifetimeTracker(probe_batch)
     with (
         fake_mode,
@@ -194,7 +194,7 @@ def trace_update(
         tensors = [leaf for leaf in states if isinstance(leaf, torch.Tensor)]
         with tracker.record(Phase.UPDATE):
             workload.update()
-    return storage_bytes(tensors), tracker.events[Phase.UPDATE]
+    return storage_bytes(tensors), tracker.events[Phase.UPDATE], tracker.costs
 
 
 @contextlib.contextmanager

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from bexplore.errors import WITHOUT_TRACE, BexploreError, TraceError, UserProgramError
+from bexplore.estimate.dispatch import Dispatch
 from bexplore.host.causes import find_cause, find_place, list_causes
 from bexplore.host.torch_interfaces import version_warnings
 from bexplore.job import Job, Mode, Parallelism, Precision
 from bexplore.trace.activation_budget import Missing
 from bexplore.trace.cost_model import (
+    NOTHING,
     TYPICAL_SIZE,
     Buffer,
     CostModel,
@@ -36,6 +38,7 @@ from bexplore.trace.cost_model import (
 )
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.inductor import Observe
+from bexplore.trace.kernel_shapes import stream_kernel
 from bexplore.trace.operations import Cost
 from bexplore.trace.operators import blas_workspace_bytes
 from bexplore.trace.passes import (
@@ -172,7 +175,7 @@ def _trace_with(
         gradient_bytes = _count_gradient_bytes(repeat, traced.trained)
         for block, number in times.items():
             events = lengthen(repeat, events, gradient_bytes, block, number)
-    resident = _list_resident(workload, traced)
+    resident, update = _list_resident(workload, traced), Cost()
     if job.mode is Mode.TRAIN:
         trained = _find_trained(parameters, repeats, traced.trained)
         own, before_pass, before_update = gradient_memory(
@@ -181,16 +184,18 @@ def _trace_with(
             bucket_bytes=workload.bucket_bytes,
             accumulated=traced.accumulated,
         )
-        state_bytes, update = trace_update(workload, trained, fake_mode, probe_batch)
+        state_bytes, of_update, costs = trace_update(workload, trained, fake_mode, probe_batch)
+        update = _sum_costs(costs, {})
         resident += [*own, Buffer(label="optimizer states", size=Polynomial(state_bytes))]
         events = events | {
             Phase.FORWARD: [*before_pass, *events[Phase.FORWARD]],
-            Phase.UPDATE: [*before_update, *update],
+            Phase.UPDATE: [*before_update, *of_update],
         }
     else:
         # A model of forces has a gradient within its forward pass.
         events = {Phase.FORWARD: [event for phase in traced.events for event in events[phase]]}
-    cost, unknown = _sum_costs(traced.costs, missing), _list_unknown(traced.costs, missing)
+    costs = [*traced.costs, *_list_missing_accumulations(traced, missing)]
+    cost, unknown = _sum_costs(costs, missing), _list_unknown(costs, missing)
     compiler = f"torch {torch.__version__.split('+')[0]}"
     return CostModel(
         fingerprint=make_fingerprint(job, compiler, traced.operators, parameters, repeats),
@@ -199,6 +204,9 @@ def _trace_with(
         hardware_flops=cost.hardware_flops,
         bytes_moved=cost.bytes_moved,
         kernels=cost.kernels,
+        dispatches=cost.dispatches,
+        update_kernels=update.kernels,
+        update_dispatches=update.dispatches,
         unknown=unknown,
         resident=tuple(resident),
         peaks=_find_all_peaks(resident, events),
@@ -343,18 +351,21 @@ def _sum_costs(costs: list[Cost], missing: Missing) -> Cost:
     """Add up a whole pass: what is in a block counts for all blocks left out that are like it."""
     total = Cost()
     calls: dict[TracedKernel, float] = {}
+    dispatches: dict[Dispatch, float] = {}
     for cost in costs:
         times = 1 + _times(cost, missing)
         for kernel in cost.kernels:
-            once = dataclasses.replace(kernel, calls=1.0)
-            calls[once] = calls.get(once, 0.0) + times * kernel.calls
+            alike = dataclasses.replace(kernel, calls=1.0)
+            calls[alike] = calls.get(alike, 0.0) + kernel.calls * times
+        for kind, number in cost.dispatches.items():
+            dispatches[kind] = dispatches.get(kind, 0.0) + number * times
         total = Cost(
             hardware_flops=total.hardware_flops + cost.hardware_flops.times(times),
             model_flops=total.model_flops + cost.model_flops.times(times),
             bytes_moved=total.bytes_moved + cost.bytes_moved.times(times),
         )
     kernels = tuple(dataclasses.replace(kernel, calls=times) for kernel, times in calls.items())
-    return dataclasses.replace(total, kernels=kernels)
+    return dataclasses.replace(total, kernels=kernels, dispatches=dispatches)
 
 
 def _list_unknown(costs: list[Cost], missing: Missing) -> dict[str, float]:
@@ -384,6 +395,29 @@ def _count_blocks(job: Job, repeats: list[Repeat], missing: Missing) -> int:
     """
     lengths = {repeat.copies for repeat in repeats}
     return lengths.pop() if len(lengths) == 1 and missing and job.activation_memory_budget == 1.0 else 0
+
+
+def _list_missing_accumulations(traced: TracedPass, missing: Missing) -> list[Cost]:
+    """Return what adds up the gradients of blocks left out: no graph has it, and so no module is known of it.
+
+    What the host does outside of graphs grows with the parameters: it is as much for each as for the traced ones.
+    """
+    outside: dict[Dispatch, float] = {}
+    for cost in traced.costs:
+        for kind, number in cost.dispatches.items():
+            if kind not in (Dispatch.KERNEL, Dispatch.GRAPH):
+                outside[kind] = outside.get(kind, 0.0) + number / max(len(traced.trained), 1)
+    costs = []
+    for repeat, times in missing.items():
+        block = list(repeat.container)[repeat.start]
+        number = sum(times.values())
+        for parameter in (one for one in block.parameters() if id(one) in traced.trained):
+            moved = Polynomial(3 * parameter.numel() * parameter.itemsize)  # reads two, writes one
+            alone = stream_kernel(moved, NOTHING, [torch.ops.aten.add_.Tensor])
+            kernels = (dataclasses.replace(alone, calls=number),)
+            dispatches = {kind: number * each for kind, each in outside.items()}
+            costs.append(Cost(bytes_moved=moved.times(number), kernels=kernels, dispatches=dispatches))
+    return costs
 
 
 def _count_gradient_bytes(repeat: Repeat, trained: frozenset[int]) -> int:

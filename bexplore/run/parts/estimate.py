@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from bexplore.run.facts import Facts
 from bexplore.run.parts.row import Row, View
-from bexplore.units import format_share
+from bexplore.units import format_seconds, format_share
 
 # What bounds a kernel -> the word for people.
 _BOUNDS = {"arithmetic": "matrix products", "waves": "waves", "bandwidth": "bandwidth", "launch": "launches"}
+_BOUNDS |= {"host": "waiting for the host"}
 LEAST_SHARE = 0.02  # of a pass that is named
 # Waves over those that are begun, from which a last one that is not full is worth no word.
 FULL_WAVES = 0.9
@@ -39,10 +40,11 @@ class EstimatePart:
     device_name: str  # the device, which is not here
     relative_sd: float  # standard deviation of ln of samples/s, most of which all sizes have in common
     program: str = ""  # whose kernels were added up, where they are not the device's own; empty where they are
+    update_s: float | None = None  # of an update, which samples/s do not have; None where it is unknown
     mfu: float | None = None  # model-flops utilization, 0 to 1; None where the peak is unknown
     has_update: bool = False  # whether a pass has its share of the update; of a command that fixes its accumulation
     waves: Waves | None = None  # of the product that takes longest; None where they do not matter
-    # By size, the share of a pass by what bounds its kernels: `arithmetic`, `waves`, `bandwidth` or `launch`.
+    # By size, the share of a pass by what bounds its kernels: `arithmetic`, `waves`, `bandwidth`, `launch` or `host`.
     shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
@@ -57,6 +59,7 @@ class EstimatePart:
             device_name=own["device_name"],
             relative_sd=own["relative_sd"],
             program=own["program"],
+            update_s=own["update_s"],
             mfu=own["mfu"],
             has_update=own.get("has_update", False),
             waves=None if own["waves"] is None else Waves(**own["waves"]),
@@ -72,8 +75,9 @@ class EstimatePart:
         """Yield how wrong it may be, and what a pass consists of at the recommended size."""
         program = f"; by the kernels of {self.program}" if self.program else ""
         mfu = "" if self.mfu is None else f"; {self.mfu:.0%} of the peak arithmetic (MFU)"
-        update = "updates included" if self.has_update else "without the update"
-        within = f"samples/s to within {2 * self.relative_sd:.0%} (two standard deviations), {update}"
+        update = "" if self.update_s is None else f"; an update takes {format_seconds(self.update_s)} beside the passes"
+        update = ", updates included" if self.has_update else update
+        within = f"samples/s to within {2 * self.relative_sd:.0%} (two standard deviations){update}"
         yield Row("estimated", f"for {self.device_name}, not run: {within}{mfu}{program}")
         shares = share_words(self.shares.get(str(micro_batch_size), {}))
         waves = "" if self.waves is None or micro_batch_size is None else f"; {self.waves.words(micro_batch_size)}"

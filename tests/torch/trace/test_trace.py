@@ -10,7 +10,8 @@ from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from bexplore.engine.worker.peak_memory import measure_peak
-from bexplore.estimate.kernels import Attention, Stream
+from bexplore.estimate.dispatch import Dispatch
+from bexplore.estimate.kernels import Attention, MatrixProduct, Stream
 from bexplore.job import CompileSettings, Job, Mode, Precision
 from bexplore.trace import CostModel, TraceError
 from bexplore.trace.cost_model import Phase, Polynomial
@@ -209,13 +210,18 @@ def test_a_causal_mask_leaves_half_of_the_operations_of_attention():
     assert (whole.at(1).flops, half.at(1).flops) == (1000, 500)
 
 
-@pytest.mark.parametrize(("groups", "num_products"), [(1, 1), (8, 1), (16, 0)])
-def test_a_convolution_of_each_channel_alone_is_no_product(groups, num_products):
+@pytest.mark.parametrize(("groups", "kind"), [(1, MatrixProduct), (8, MatrixProduct), (16, Stream)])
+def test_a_convolution_of_each_channel_alone_is_no_product(groups, kind):
     images, weight = torch.Size((61, 16, 8, 8)), torch.Size((16, 16 // groups, 3, 3))
     arguments = (images, weight, None, (1, 1), (1, 1), (1, 1), False, (0, 0), groups)
     operator = torch.ops.aten.convolution.default
-    kernels = find_kernels(operator, arguments, images, flops=1000, itemsize=4, probe_batch=61)
-    assert len(kernels) == num_products
+    (kernel,) = find_kernels(operator, arguments, images, flops=1000, itemsize=4, probe_batch=61)
+    found = kernel.at(2)
+    assert isinstance(found, kind)
+    if isinstance(found, Stream):
+        assert found.flops == 2 * 9 * 2 * 16 * 64 and found.num_bytes == pytest.approx(
+            4 * (2 * 2 * 16 * 64 + 16 * 9), rel=0.01
+        )
 
 
 def test_a_checkpointed_model_keeps_less_and_computes_more():
@@ -355,3 +361,47 @@ def test_the_trace_counts_identical_blocks():
     of_depth = (decoder_job(model={"num_layers": depth}) for depth in (2, 8))
     shallow, deep = (trace_job(dataclasses.replace(job, compile=CompileSettings())) for job in of_depth)
     assert (shallow.num_blocks, deep.num_blocks) == (0, 8)
+
+
+def test_what_the_host_does_is_counted_for_every_block():
+    short, whole = compiled_trace(False).dispatches, compiled_trace(True).dispatches
+    assert short == pytest.approx(whole, rel=0.05, abs=2)  # what is outside of blocks is shared out, too
+    assert short[Dispatch.GRAPH] == 2 < short[Dispatch.KERNEL]  # forward and backward
+
+
+def test_an_eager_program_is_a_call_of_each_operator():
+    shallow, deep = (trace_job(decoder_job(model={"num_layers": number})).dispatches for number in (1, 3))
+    for kind in (Dispatch.OPERATOR, Dispatch.BACKWARD_OPERATOR, Dispatch.VIEW):
+        each, rest = (deep[kind] - shallow[kind]) / 2, shallow[kind]
+        assert 5 < each < rest < each + 60
+    assert Dispatch.KERNEL not in deep
+
+
+def test_an_update_moves_parameters_gradients_and_states():
+    model = trace_job(decoder_job())
+    moved = sum(number * kernel.num_bytes for kernel, number in model.update_kernel_calls().items())
+    assert moved >= 7 * 4 * model.num_parameters  # AdamW reads four tensors for each, and writes three
+    assert model.update_dispatches and not trace_job(decoder_job(mode=Mode.EVAL)).update_kernels
+
+
+@pytest.mark.parametrize(("precision", "allows"), [("highest", False), ("high", True)])
+def test_products_in_float32_may_be_rounded_where_the_program_allows_it(monkeypatch, precision, allows):
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    rows, weight, images = torch.Size((61, 16)), torch.Size((16, 8)), torch.Size((61, 16, 8, 8))
+    (product,) = find_kernels(
+        torch.ops.aten.mm.default, (rows, weight), torch.Size((61, 8)), flops=1, itemsize=4, probe_batch=61
+    )
+    convolution = (images, torch.Size((16, 16, 3, 3)), None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    (convolved,) = find_kernels(
+        torch.ops.aten.convolution.default, convolution, images, flops=1, itemsize=4, probe_batch=61
+    )
+    assert product.at(2).allows_tf32 is allows
+    assert convolved.at(2).allows_tf32  # by PyTorch's default
+
+
+def test_gradients_of_single_channels_take_twice_the_operations_of_the_result():
+    images, weight = torch.Size((61, 16, 8, 8)), torch.Size((16, 1, 3, 3))
+    arguments = (images, images, weight, [0], (1, 1), (1, 1), (1, 1), False, (0, 0), 16, [True, True, False])
+    operator = torch.ops.aten.convolution_backward.default
+    (kernel,) = find_kernels(operator, arguments, (images, weight, None), flops=1, itemsize=4, probe_batch=61)
+    assert kernel.at(1).flops == 2 * 2 * 9 * 16 * 64

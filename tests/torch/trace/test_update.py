@@ -31,7 +31,7 @@ def test_the_states_of_adam_are_traced_whatever_the_precision(precision, clips):
         workload = decoder(precision, max_gradient_norm=1.0 if clips else None)
         parameters = list(workload.loss_module.parameters())
         workload.forward_backward(workload.make_batch(7))
-    state_bytes, events = trace_update(workload, parameters, fake_mode, 7)
+    state_bytes, events, _ = trace_update(workload, parameters, fake_mode, 7)
 
     num_bytes = sum(parameter.numel() * 4 for parameter in parameters)
     assert 2 * num_bytes <= state_bytes <= 2 * num_bytes + 4 * len(parameters)  # two moments, and counters of steps
@@ -74,7 +74,7 @@ def peak_of_update(device: str) -> int:
         update=optimizer.step,
         optimizers=[optimizer],
     )
-    _, events = trace_update(workload, parameters, fake_mode, 7)
+    _, events, _ = trace_update(workload, parameters, fake_mode, 7)
     running = peak = 0
     for event in events:
         running += event.size(7)

@@ -43,9 +43,15 @@ def test_exact_shapes_leave_sizes_unsure_by_how_far_they_are_apart():
     assert 0.5 < far < near - 0.03 < 0.97
 
 
-def test_a_host_that_launches_slowly_makes_larger_sizes_surer():
-    quick, slow = (sizes((8, 100.0), (16, 98.0), num_launches=count) for count in (0, 2000))
-    assert sureness(slow, 16) > sureness(quick, 16)
+def test_a_host_that_takes_as_long_as_the_kernels_of_a_small_size_makes_larger_sizes_surer():
+    quick, slow = (sizes((8, 100.0), (16, 98.0), host_s=host_s) for host_s in (0.0, 0.08))
+    assert sureness(slow, 16) > sureness(quick, 16) + 0.2
+
+
+def test_the_host_of_all_sizes_is_the_same():
+    waiting = ErrorDraws(sizes((1, 1e4), (2, 1e4), host_s=0.1))
+    assert waiting.log_ratio_sd((1, 0), (2, 0)) < 1e-6  # both wait for the same calls
+    assert np.ptp(waiting.log_speed[:, 0]) > 0.5
 
 
 def test_a_size_that_may_not_fit_is_no_surer_than_that_it_fits():

@@ -14,7 +14,8 @@ from bexplore.actions.apply import plan_edit
 from bexplore.api import explore
 from bexplore.config.load import load_config
 from bexplore.errors import EngineError, UserInputError
-from bexplore.estimate.model import count_waves
+from bexplore.estimate.dispatch import Dispatch
+from bexplore.estimate.model import Bound, count_waves
 from bexplore.exploration import job as job_module
 from bexplore.exploration.base import ExploreOptions
 from bexplore.exploration.emulated_speeds import TracedProgram
@@ -67,6 +68,23 @@ def config_of(device: str = "h100", *overrides: str):
 
 def events_of(device: str = "h100", *overrides: str) -> list:
     return list(explore(config_of(device, *overrides), ExploreOptions()))
+
+
+def test_an_update_is_estimated_beside_the_passes_and_planned():
+    update = (TracedKernel(kind=KernelKind.STREAM, sizes=(Polynomial(2**30), Polynomial())),)
+    with_update, without = (
+        runner_of(**fields)(Probe(number=0, micro_batch_size=8)) for fields in (dict(update_kernels=update), {})
+    )
+    assert with_update.update_time_s > 2**30 / 3.35e12  # bytes over the bandwidth
+    assert with_update.pass_time_s == without.pass_time_s
+    assert without.update_times_s == ()
+
+
+def test_a_host_that_is_slower_than_the_kernels_makes_small_sizes_as_slow_as_each_other():
+    waiting = runner_of(dispatches={Dispatch.OPERATOR: 1e4})
+    one, two = (waiting.estimate(size, 0) for size in (1, 2))
+    assert one.seconds == pytest.approx(two.seconds, rel=0.01)
+    assert one.shares[Bound.HOST] > 0.5
 
 
 def runner_of(budget_bytes: int = 75 * GIB, **fields) -> EstimateRunner:
