@@ -182,6 +182,7 @@ class TracedKernel:
     calls: float = 1.0  # in a pass
     work: Work = Work.POINTWISE  # of a stream, its costliest
     window: int = 0  # points of the window of a convolution; 0 for another product
+    is_weight_gradient: bool = False  # as of `MatrixProduct`
 
     def at(self, micro_batch_size: int) -> Kernel:
         """Return the kernel at a size."""
@@ -198,7 +199,7 @@ class TracedKernel:
                 batch=batch,
                 itemsize=self.itemsize,
                 window=self.window,
-                is_weight_gradient=bool(self.window and self.sizes[2].linear),
+                is_weight_gradient=self.is_weight_gradient,
                 allows_tf32=self.allows_tf32,
             )
         is_backward = self.kind is KernelKind.ATTENTION_BACKWARD

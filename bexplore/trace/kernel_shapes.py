@@ -81,6 +81,7 @@ def find_kernels(
             sizes=tuple(Polynomial.from_value(size, probe_batch) for size in own),
             itemsize=itemsize,
             window=window,
+            is_weight_gradient=bool(window) and _is_weight_gradient(name, arguments, own),
             allows_tf32=allows_tf32,
         )
         for own in sizes
@@ -90,6 +91,14 @@ def find_kernels(
 def _allows_tf32(name: str) -> bool:
     """Return whether this process lets an operator round float32 to TF32: convolutions may by PyTorch's default."""
     return torch.backends.cudnn.allow_tf32 if "conv" in name else torch.get_float32_matmul_precision() != "highest"
+
+
+def _is_weight_gradient(name: str, arguments: Any, sizes: tuple[int, ...]) -> bool:
+    if name != "convolution_backward":
+        return False
+    outputs, *rest = arguments[2]
+    groups = arguments[9]
+    return sizes[:2] == (outputs // groups, math.prod(rest))
 
 
 def _find_recurrent(name: str, arguments: Any, *, itemsize: int, probe_batch: int) -> tuple[TracedKernel, ...]:
