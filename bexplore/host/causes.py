@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _OWN_PACKAGE = str(Path(__file__).parents[1]) + "/"
@@ -14,6 +14,10 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 _OF_TORCH = "/torch/"
 # Where Dynamo runs no line of the user's, its message quotes them. Source: torch/_dynamo/exc.py, augment_exc_message.
 _FROM_USER_CODE = "from user code:"
+# Below a heading Dynamo explains it, of an operator by its arguments and, at the end, what that raised. Source:
+# `format_graph_break_message` in torch/_dynamo/exc.py and `wrap_fake_exception` in torch/_dynamo/utils.py, torch 2.13.
+_EXPLANATION = "Explanation: "
+_RAISED = "): got "
 _QUOTED_FRAME = re.compile(r'File "([^"<]+)", line (\d+)')
 
 
@@ -31,6 +35,14 @@ def list_causes(error: BaseException) -> list[BaseException]:
 def find_cause(error: BaseException) -> BaseException:
     """Return the innermost explicit cause that says anything."""
     return next((link for link in reversed(list_causes(error)) if str(link).strip()), error)
+
+
+def join_explanation(lines: Sequence[str]) -> list[str]:
+    """Return the lines of a message with what the compiler explains in its first one."""
+    if len(lines) < 2 or not lines[1].startswith(_EXPLANATION):
+        return list(lines)
+    explained = lines[1].removeprefix(_EXPLANATION)
+    return [f"{lines[0]}: {explained.rpartition(_RAISED)[2]}", *lines[2:]]
 
 
 def find_place(error: BaseException) -> str:

@@ -28,6 +28,7 @@ from bexplore.trace.torch_private import (
     WorkspaceArg,
     compile_without_building,
     ir,
+    refuse_sparse,
     symbol_values,
     wrapper_lines,
 )
@@ -207,12 +208,10 @@ class _Reader:
     def operators(self) -> Iterator[str]:
         for node in self._graph.orig_gm.graph.nodes:
             if node.op == "call_function":
-                values = tree_leaves(node.meta.get("val"))
-                shapes = [
-                    f"{value.dtype}{[self._describe(size) for size in value.shape]}"
-                    for value in values
-                    if isinstance(value, torch.Tensor)
-                ]
+                values = [one for one in tree_leaves(node.meta.get("val")) if isinstance(one, torch.Tensor)]
+                for value in values:  # of a gradient, say, which the plan has as a whole tensor
+                    refuse_sparse(value)
+                shapes = [f"{value.dtype}{[self._describe(size) for size in value.shape]}" for value in values]
                 yield f"{node.target} {' '.join(shapes)}"
 
     def _describe(self, size: Any) -> str:

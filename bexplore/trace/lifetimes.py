@@ -38,7 +38,14 @@ from bexplore.trace.real_values import (
     has_unknown_size,
     run_with_sizes,
 )
-from bexplore.trace.torch_private import is_in_backward, is_shared, storage_key, storage_key_of, suggest_symbolic
+from bexplore.trace.torch_private import (
+    is_in_backward,
+    is_shared,
+    make_alias,
+    storage_key,
+    storage_key_of,
+    suggest_symbolic,
+)
 from bexplore.workloads.modules import local
 from bexplore.workloads.torch_private import CompilableMode, FakeTensor, tree_leaves
 
@@ -447,7 +454,7 @@ def _materialize(output: Output, memories: dict[str, _Memory], tracker: Lifetime
     elif memory.tensor.shape == output.shape and memory.tensor.stride() == output.stride and not output.offset:
         return memory.tensor
     offset = memory.tensor.storage_offset() + output.offset
-    result = torch.as_strided(memory.tensor, output.shape, output.stride, offset)
+    result = make_alias(memory.tensor, output.shape, output.stride, offset)
     for dimension in output.symbolic:
         suggest_symbolic(result, dimension)
     return result

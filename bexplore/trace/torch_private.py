@@ -242,6 +242,17 @@ def suggest_symbolic(tensor: torch.Tensor, dimension: int) -> None:
     torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
+def make_alias(
+    tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    """Return a part of a tensor's memory as a compiled program does: autograd does not take it for a view.
+
+    A view that was made without gradients refuses to be changed in place; what a compiled program returns does not.
+    """
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.as_strided(tensor, shape, stride, offset)
+
+
 def is_in_backward() -> bool:
     """Return whether autograd runs a backward pass in this thread."""
     return torch._C._current_graph_task_id() != -1
@@ -253,11 +264,16 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def _find_storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    refuse_sparse(tensor)
+    return tensor.untyped_storage()
+
+
+def refuse_sparse(tensor: torch.Tensor) -> None:
+    """Raise a TraceError for a tensor whose memory is not that of its shape."""
     if "sparse" in str(tensor.layout):
         raise TraceError(
             f"The memory of sparse tensors ({tensor.layout}) follows from their values.", hint=WITHOUT_TRACE
         )
-    return tensor.untyped_storage()
 
 
 def storage_key_of(storage: torch.UntypedStorage) -> int:

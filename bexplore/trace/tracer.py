@@ -18,7 +18,7 @@ import torch
 
 from bexplore.errors import WITHOUT_TRACE, BexploreError, TraceError, UserProgramError
 from bexplore.estimate.dispatch import Dispatch
-from bexplore.host.causes import find_cause, find_place, list_causes
+from bexplore.host.causes import find_cause, find_place, join_explanation, list_causes
 from bexplore.host.torch_interfaces import version_warnings
 from bexplore.job import Job, Mode, Parallelism, Precision
 from bexplore.trace.activation_budget import Missing
@@ -465,7 +465,8 @@ def _explain(error: BaseException) -> TraceError:
     cause = find_cause(error)
     file, _, line = find_place(error).rpartition(":")
     where = f", at {Path(file).name}:{line}" if file else ""
-    name, lines = type(cause).__name__, [line.strip() for line in str(cause).splitlines() if line.strip()]
+    name = type(cause).__name__
+    lines = join_explanation([line.strip() for line in str(cause).splitlines() if line.strip()])
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     reason = f"{name}: {said}" if said else name
     for names, template in _WORDS:

@@ -29,6 +29,16 @@ class Breaking(_Base):
         return self.finish(hidden * hidden.sigmoid(), targets)
 
 
+class ChangingInPlace(_Base):
+    """Changes in place what the half before a graph break returned."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = F.gelu(self.first(x))
+        torch._dynamo.graph_break()
+        hidden *= hidden.detach().sigmoid()
+        return self.finish(hidden, targets)
+
+
 class Reading(_Base):
     """Reads a number that is no size out of a tensor."""
 

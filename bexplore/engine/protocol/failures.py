@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bexplore.errors import EngineError, UnusableSizeError, first_line
-from bexplore.host.causes import find_cause, find_place, list_causes
+from bexplore.host.causes import find_cause, find_place, join_explanation, list_causes
 from bexplore.measurement.probe import Outcome
 
 # Message fragment -> reason. Matched against `RuntimeError` and what derives from it, so that a user's own text about
@@ -441,7 +441,7 @@ def telling_line(error: BaseException) -> str:
     A DataLoader's message holds the traceback of its worker, whose last line is what went wrong. A line that ends with
     a colon (`backend='inductor' raised:`) takes the next one along.
     """
-    lines = [line.strip() for line in without_logs(str(error)) if line.strip()]
+    lines = join_explanation([line.strip() for line in without_logs(str(error)) if line.strip()])
     if lines and "in DataLoader worker process" in lines[0]:
         lines.reverse()
     if len(lines) > 1 and lines[0].endswith(":"):

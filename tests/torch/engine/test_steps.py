@@ -13,6 +13,7 @@ from bexplore.engine.protocol.messages import RunProbe, SharedMode
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, CompiledEachPassError, Steps, with_dense_gradients
 from bexplore.engine.worker.timing import Timed, run_pass, time_size
+from bexplore.engine.worker.torch_private import around_compilations, callback_handler
 from bexplore.job import CompileSettings, Job, TorchSettings
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import Workload, build
@@ -291,3 +292,23 @@ def test_zeros_stand_for_no_sparse_gradient():
 
     assert with_dense_gradients(gradients) is None
     assert with_dense_gradients(gradients[:2]) == list(dense.parameters())
+
+
+def test_what_is_called_around_a_compilation_is_not_compiled_itself():
+    """The compiler holds a lock while it calls it, for which a compilation would wait for ever."""
+    was_compiled = []
+
+    def note() -> None:
+        was_compiled.append(torch.compiler.is_compiling())
+
+    with around_compilations(note, note):
+        callbacks = callback_handler.start_callbacks[-1], callback_handler.end_callbacks[-1]
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            for callback in callbacks:
+                callback(None)
+            return x + 1
+
+        torch.compile(call, backend="eager")(torch.zeros(1))
+    assert was_compiled
+    assert not any(was_compiled)

@@ -88,6 +88,7 @@ def test_the_peak_of_an_eager_step_is_what_the_allocator_measures(fields, micro_
     ("job", "within"),
     [
         pytest.param(own_job("Breaking"), 0.01, id="compiled, with a graph break"),
+        pytest.param(own_job("ChangingInPlace"), 0.01, id="compiled, that changes what came before a break"),
         pytest.param(own_job("Reading", compiled=False), 0.01, id="that reads a number"),
         pytest.param(own_job("Copying", compiled=False), 0.01, id="that copies its layers"),
         # The table of the loss is that which its targets allow.

@@ -53,6 +53,17 @@ def test_a_line_that_the_compiler_quotes_is_the_user_s():
     assert find_place(error) == "/home/me/model.py:7"
 
 
+def test_what_the_compiler_explains_is_said_with_its_heading():
+    """A message of torch 2.13, in short."""
+    called = "Dynamo failed to run FX node with fake tensors: call_function imul(*(FakeTensor(), 2), **{})"
+    error = RuntimeError(
+        f"RuntimeError when making fake tensor call\n  Explanation: {called}: got RuntimeError('no such row')\n"
+        "  Hint: Dynamo has detected ...\n\n  Developer debug context: \n"
+    )
+    reason = "RuntimeError when making fake tensor call: RuntimeError('no such row')"
+    assert classify_exception(error).reason == f"RuntimeError: {reason}"
+
+
 @pytest.mark.parametrize("package", ["site-packages/library", "bexplore/torch"])
 def test_the_user_s_line_goes_before_those_of_packages(tmp_path, package):
     folder = tmp_path / package
