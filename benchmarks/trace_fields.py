@@ -154,8 +154,9 @@ def _markdown(report: dict[str, Any]) -> str:
             mib = f"{one / 2**20:.2f} | {other / 2**20:.2f}"
             lines.append(f"| {name} | {size} | {mib} | {error:+.2f} | {how}, {row['trace_s']:.1f} |")
     lines += ["", *_summarize(jobs), ""]
-    reasons = {name: row["untraced"] for name, row in jobs.items() if "untraced" in row}
-    return "\n".join([*lines, *(f"* No trace of {name}: {reason}" for name, reason in reasons.items()), ""])
+    for key, words in (("not_run", "torch itself does not run {}"), ("untraced", "No trace of {}")):
+        lines += [f"* {words.format(name)}: {row[key]}" for name, row in jobs.items() if key in row]
+    return "\n".join([*lines, ""])
 
 
 def _summarize(jobs: dict[str, Any]) -> list[str]:

@@ -453,7 +453,7 @@ def _materialize(output: Output, memories: dict[str, _Memory], tracker: Lifetime
         tracker.adopt(memory.tensor, memory.place, memory.size)
     elif memory.tensor.shape == output.shape and memory.tensor.stride() == output.stride and not output.offset:
         return memory.tensor
-    offset = memory.tensor.storage_offset() + output.offset
+    offset = int(memory.tensor.storage_offset()) + output.offset
     result = make_alias(memory.tensor, output.shape, output.stride, offset)
     for dimension in output.symbolic:
         suggest_symbolic(result, dimension)

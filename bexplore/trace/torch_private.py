@@ -242,14 +242,12 @@ def suggest_symbolic(tensor: torch.Tensor, dimension: int) -> None:
     torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
-def make_alias(
-    tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int
-) -> torch.Tensor:
+def make_alias(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """Return a part of a tensor's memory as a compiled program does: autograd does not take it for a view.
 
     A view that was made without gradients refuses to be changed in place; what a compiled program returns does not.
     """
-    with torch._C._AutoDispatchBelowAutograd():
+    with torch._C._AutoDispatchBelowADInplaceOrView():
         return torch.as_strided(tensor, shape, stride, offset)
 
 

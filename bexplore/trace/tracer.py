@@ -463,6 +463,8 @@ def make_fingerprint(
 
 def _explain(error: BaseException) -> TraceError:
     cause = find_cause(error)
+    if isinstance(cause, TraceError):  # the compiler has passed it on
+        return cause
     file, _, line = find_place(error).rpartition(":")
     where = f", at {Path(file).name}:{line}" if file else ""
     name = type(cause).__name__

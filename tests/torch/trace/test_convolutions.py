@@ -54,6 +54,7 @@ def predict(operator: Any, arguments: Any, result: Any) -> float:
         layer(32, 64, 3, 32),
         layer(32, 64, 4, 32, stride=2, padding=1),
         layer(64, 64, 1, 32),
+        layer(3, 128, 16, 64, stride=16, padding=0),
         layer(3, 32, 3, 32),
         layer(24, 40, 3, 32),
         layer(32, 12, 3, 32),
