@@ -35,7 +35,7 @@ class ChangingInPlace(_Base):
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         hidden = F.gelu(self.first(x))
         torch._dynamo.graph_break()
-        hidden *= hidden.detach().sigmoid()
+        hidden[:, 0] = 0.5
         return self.finish(hidden, targets)
 
 
