@@ -30,6 +30,7 @@ _MANY_RANKS = "a quick trace of many ranks of FSDP2"
 # the files `torch_private.py` use, and that the PyTorch that runs has each.
 PRIVATE_INTERFACES: Mapping[str, tuple[str, ...]] = {
     _TRACE: (
+        "torch._C._AutoDispatchBelowADInplaceOrView",
         "torch._C._conv_determine_backend_memory_format",
         "torch._C._current_graph_task_id",
         "torch._TorchCompileInductorWrapper",
