@@ -23,6 +23,8 @@ class Dispatch(StrEnum):
     LIST_TENSOR = "list_tensor"  # a tensor of a list, in an operator that works on lists: an optimizer's
     KERNEL = "kernel"  # of a compiled graph
     GRAPH = "graph"  # a compiled graph: its guards, and what surrounds it
+    RECORDED_GRAPH = "recorded_graph"  # a CUDA graph, which is launched as one
+    RECORDED_KERNEL = "recorded_kernel"  # of such a graph
 
 
 # Seconds of a call with PyTorch and Python, without the driver. Source: benchmarks/results/host_times.md, of seven
@@ -35,14 +37,14 @@ SECONDS: Mapping[Dispatch, float] = {
     Dispatch.LIST_TENSOR: 0.65e-6,
     Dispatch.KERNEL: 12e-6,
     Dispatch.GRAPH: 100e-6,  # chosen: guards, and the wrappers of a graph's inputs; not measured apart
+    # Source: NVIDIA, "Constant Time Launch for Straight-Line CUDA Graphs".
+    Dispatch.RECORDED_GRAPH: 2.5e-6,
+    Dispatch.RECORDED_KERNEL: 1e-9,
 }
 # Of the driver, for each kernel. Source: NVIDIA, "Getting Started with CUDA Graphs": kernels of 2.9 us follow each
 # other every 3.8 us, which is what their launches take then.
 LAUNCH_S = 3.8e-6
 _LAUNCHING = (Dispatch.OPERATOR, Dispatch.BACKWARD_OPERATOR, Dispatch.KERNEL)
-# Of the launch of a recorded graph, for the whole and for each kernel. Source: NVIDIA, "Constant Time Launch for
-# Straight-Line CUDA Graphs".
-RECORDED_GRAPH_S, RECORDED_KERNEL_S = 2.5e-6, 1e-9
 # Standard deviation of ln of the host's seconds: how the program's own Python is written, processors of servers,
 # versions of Python and PyTorch. Source: 0.3 between forward passes of programs on one processor
 # (benchmarks/results/host_times.md); between processors and versions it was not measured.
@@ -55,14 +57,12 @@ OVERLAP = 6.0
 
 def host_seconds(calls: Mapping[Dispatch, float], *, uses_cuda_graphs: bool = False) -> float:
     """Return the seconds of a host for its calls; a compiled graph that is recorded is launched as one."""
-    seconds = 0.0
-    for kind, number in calls.items():
-        if uses_cuda_graphs and kind is Dispatch.KERNEL:
-            seconds += number * RECORDED_KERNEL_S
-            continue
-        seconds += number * (SECONDS[kind] + (LAUNCH_S if kind in _LAUNCHING else 0.0))
-        seconds += number * RECORDED_GRAPH_S if uses_cuda_graphs and kind is Dispatch.GRAPH else 0.0
-    return seconds
+    if uses_cuda_graphs:
+        num_graphs, num_kernels = (calls.get(kind, 0.0) for kind in (Dispatch.GRAPH, Dispatch.KERNEL))
+        recorded = {Dispatch.RECORDED_GRAPH: num_graphs, Dispatch.RECORDED_KERNEL: num_kernels}
+        calls = {kind: number for kind, number in calls.items() if kind is not Dispatch.KERNEL} | recorded
+    launches = math.fsum(calls.get(kind, 0.0) for kind in _LAUNCHING)
+    return LAUNCH_S * launches + math.fsum(SECONDS[kind] * number for kind, number in calls.items())
 
 
 def overlap_seconds(device_s: np.ndarray, host_s: np.ndarray) -> np.ndarray:

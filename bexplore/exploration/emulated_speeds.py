@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from bexplore.estimate.confidence import ErrorDraws, SizeEstimate
-from bexplore.estimate.dispatch import Dispatch, host_seconds
 from bexplore.estimate.kernels import Kernel
 from bexplore.estimate.model import PROGRAM_SD, Estimate, estimate_sum
 from bexplore.exploration.emulated import PASS_TIME_S
@@ -33,10 +32,12 @@ _UNKNOWN = "it ran, and its kernels have no estimate, unlike those of other size
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one rank asks its device to do: how often each kernel runs."""
+    """What one rank asks its device to do: how often each kernel runs, and what its host does for them."""
 
     passes: Mapping[Kernel, float]  # in a pass
+    host_s: float = 0.0  # for a pass
     updates: Mapping[Kernel, float] = dataclasses.field(default_factory=dict)  # in an update, where that is apart
+    update_host_s: float = 0.0
     has_update: bool = False  # whether a pass has its share of the update
     program: str = ""  # whose kernels they are, where they are not the device's own
 
@@ -126,7 +127,8 @@ class EmulatedSpeeds:
     def _estimate_rank(self, work: Work, of: Observation) -> Observation | None:
         if self.device is None:
             return None
-        of_pass, of_update = (estimate_sum(self.device, calls) for calls in (work.passes, work.updates))
+        of_pass = estimate_sum(self.device, work.passes, host_s=work.host_s)
+        of_update = estimate_sum(self.device, work.updates, host_s=work.update_host_s)
         if of_pass is None or of_update is None or not of_pass.seconds:
             return None
         details = {**_drop_clock(of.details), "estimate": _describe(self.device, work, of_pass)}
@@ -161,16 +163,16 @@ class EmulatedSpeeds:
         def interpolate(name: str) -> np.ndarray:
             return np.interp(sizes, ran, [self._known[size, variant][name] for size in ran])
 
-        values = zip(sizes, interpolate("pass_s"), interpolate("own_sd"), interpolate("host_s"), strict=True)
+        values = zip(sizes, interpolate("kernels_s"), interpolate("own_sd"), interpolate("host_s"), strict=True)
         return [
             SizeEstimate(
                 micro_batch_size=size,
-                seconds=float(pass_s),
+                seconds=float(kernels_s),
                 own_sd=float(own_sd),
                 host_s=float(host_s),
                 variant=variant,
             )
-            for size, pass_s, own_sd, host_s in values
+            for size, kernels_s, own_sd, host_s in values
         ]
 
 
@@ -189,7 +191,8 @@ def _describe(device: Device, work: Work, found: Estimate) -> dict[str, Any]:
         "update_s": None,
         "relative_sd": math.hypot(PROGRAM_SD, found.relative_sd),
         "own_sd": found.own_sd,
-        "host_s": host_seconds({Dispatch.KERNEL: sum(work.passes.values())}),  # at least: of each kernel a call
+        "kernels_s": found.kernels_s,
+        "host_s": found.host_s,
         "shares": {bound.value: share for bound, share in found.shares.items()},
         "waves": None,
         "mfu": None,

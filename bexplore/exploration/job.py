@@ -20,6 +20,7 @@ from bexplore.engine.process.pool import Workers
 from bexplore.engine.program_client import recall_or_trace, trace_lengths
 from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 from bexplore.errors import BexploreError, NothingFitsError
+from bexplore.estimate.dispatch import host_seconds
 from bexplore.exploration.base import Exploration, ExploreOptions, find_sizes_that_keep
 from bexplore.exploration.emulated import find_named_device
 from bexplore.exploration.emulated_speeds import EmulatedSpeeds, TracedProgram, Work
@@ -440,12 +441,14 @@ class JobExploration(Exploration):
         )
 
     def _find_work(self, of_file: CostModel | None, ran: Observation) -> list[Work]:
-        """Return the kernels that the trace has of a size that ran on an emulated device: those of one rank."""
+        """Return what the trace has of a size that ran on an emulated device: the work of one rank."""
         searched = None if self.selection.is_plain else self.selection.searched[ran.probe.variant]
         job, model = (self.config.job, of_file) if searched is None else (searched.job, searched.cost_model)
-        program = model and TracedProgram(job=job, cost_model=model)
-        calls = model.kernel_calls(ran.micro_batch_size) if model is not None else {}
-        return [Work(passes=calls, program=program.of_processor)] if calls and program else []
+        if model is None or not model.kernels:
+            return []
+        host_s = host_seconds(model.dispatches, uses_cuda_graphs=job.compile.uses_cuda_graphs("cuda"))
+        program = TracedProgram(job=job, cost_model=model).of_processor
+        return [Work(passes=model.kernel_calls(ran.micro_batch_size), host_s=host_s, program=program)]
 
     def _memory_prior(self, cost_model: CostModel | None, *, budget: MemoryBudget) -> MemoryPrior:
         return MemoryPrior(

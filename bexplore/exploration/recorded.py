@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bexplore.estimate.dispatch import Dispatch, host_seconds
 from bexplore.estimate.kernels import Kernel
 from bexplore.exploration.emulated_speeds import Work
 from bexplore.measurement.probe import Observation
@@ -27,10 +28,14 @@ def read_work(
     found = []
     for one in recorded:
         kernels = find_kernels(one["calls"])
-        passes = _add_kernels(kernels, one["passes"], 1 / (per_pass * one["num_passes"]), {})
-        updates: dict[Kernel, float] = {}
-        _add_kernels(kernels, one["updates"], *((1 / per_step, passes) if ranks_whole_steps else (1.0, updates)))
-        found.append(Work(passes=passes, updates=updates, has_update=ranks_whole_steps))
+        of_pass, of_update = 1 / (per_pass * one["num_passes"]), 1 / per_step if ranks_whole_steps else 1.0
+        passes = _add_kernels(kernels, one["passes"], of_pass, {})
+        updates = _add_kernels(kernels, one["updates"], of_update, passes if ranks_whole_steps else {})
+        host_s, update_host_s = of_pass * _host_seconds(one, "pass"), of_update * _host_seconds(one, "update")
+        if ranks_whole_steps:
+            found.append(Work(passes=passes, host_s=host_s + update_host_s, has_update=True))
+        else:
+            found.append(Work(passes=passes, host_s=host_s, updates=updates, update_host_s=update_host_s))
     return found
 
 
@@ -42,3 +47,8 @@ def _add_kernels(
         for kernel in kernels[place]:
             to[kernel] = to.get(kernel, 0.0) + share * number
     return to
+
+
+def _host_seconds(recorded: Mapping[str, Any], part: str) -> float:
+    counts = recorded[f"{part}_dispatches"]
+    return host_seconds({Dispatch(name): number for name, number in counts.items()})

@@ -14,15 +14,12 @@ from bexplore.trace.torch_private import OpOverload
 
 # Sizes are numbers here, of no micro-batch size: no size is a multiple of it. Source: a Mersenne prime.
 _NO_BATCH = 2**61 - 1
-_WITHOUT_KERNEL = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view")
 
 
 def find_recorded_kernels(call: Mapping[str, Any]) -> tuple[TracedKernel, ...]:
     """Return the kernels of one call that the observer of a training command has described."""
     moved = Polynomial(call["bytes"])
     operator = _find_operator(call["operator"])
-    if operator is not None and operator.overloadpacket.__name__ in _WITHOUT_KERNEL:
-        return ()
     if operator is None or "arguments" not in call:
         return (stream_kernel(moved, NOTHING, ()),) if moved else ()
     return count_call(

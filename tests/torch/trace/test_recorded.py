@@ -13,6 +13,7 @@ from bexplore.command.observer.bexplore_observer.kernels import (
     KernelLog,
     describe_launch,
     describe_own_launch,
+    split_counts,
 )
 from bexplore.estimate.kernels import Kernel, MatrixProduct, Stream
 from bexplore.job import CompileSettings, Job
@@ -66,7 +67,9 @@ def test_a_training_was_seen_to_run_the_kernels_that_the_trace_of_its_job_has(jo
 
     recorded = log.describe()
     assert recorded is not None and recorded["num_passes"] == 1 and recorded["updates"] == []
-    assert kernels_of(log, recorded["passes"]) == by_bytes(trace_job(jobs[job]).kernel_calls(SIZE))
+    traced = trace_job(jobs[job])
+    assert kernels_of(log, recorded["passes"]) == by_bytes(traced.kernel_calls(SIZE))
+    assert recorded["pass_dispatches"] == {kind.value: number for kind, number in traced.dispatches.items()}
 
 
 def test_an_update_is_told_apart_and_counts_what_it_writes_in_place():
@@ -80,8 +83,8 @@ def test_an_update_is_told_apart_and_counts_what_it_writes_in_place():
     log.at_step(RECORDED_STEP + 1, 1)
     torch.relu(weights[1])  # after the step
 
-    assert kernels_of(log, log.passes.items()) == {Stream(num_bytes=8000): 1.0}
-    assert kernels_of(log, log.updates.items()) == {Stream(num_bytes=12000): 1.0}
+    assert kernels_of(log, split_counts(log.passes)[0]) == {Stream(num_bytes=8000): 1.0}
+    assert kernels_of(log, split_counts(log.updates)[0]) == {Stream(num_bytes=12000): 1.0}
 
 
 def test_only_a_step_after_the_first_ones_is_recorded_and_only_once():
@@ -104,8 +107,21 @@ def test_a_compiled_program_runs_under_the_log_and_its_own_kernels_are_left_to_t
     log.turn_to(log.passes)
     log.at_step(RECORDED_STEP + 1, 1)
 
-    products = {one for one in kernels_of(log, log.passes.items()) if isinstance(one, MatrixProduct)}
+    products = {one for one in kernels_of(log, split_counts(log.passes)[0]) if isinstance(one, MatrixProduct)}
     assert MatrixProduct(rows=3, columns=8, inner=8, itemsize=4) in products
+
+
+def test_a_compiled_graph_and_its_products_are_calls_of_the_host():
+    linear = torch.compile(nn.Linear(8, 8))
+    linear(torch.ones(3, 8))
+    log = KernelLog(torch, fail, device="cpu")
+    log.at_step(RECORDED_STEP, 0)
+    with torch.no_grad():
+        linear(torch.ones(3, 8))
+    log.turn_to(log.passes)
+    log.at_step(RECORDED_STEP + 1, 1)
+
+    assert split_counts(log.passes)[1]["graph"] == 1
 
 
 def test_a_launch_moves_what_its_arguments_have_and_no_more_than_its_elements():

@@ -14,11 +14,13 @@ from bexplore import api
 from bexplore.command.runner import CommandSettings
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
+from bexplore.estimate.dispatch import Dispatch, host_seconds
 from bexplore.estimate.kernels import MatrixProduct, Stream
 from bexplore.estimate.model import estimate_sum
 from bexplore.exploration import command as command_module
 from bexplore.exploration.base import ExploreOptions
 from bexplore.exploration.emulated_speeds import EmulatedSpeeds, Work
+from bexplore.exploration.recorded import read_work
 from bexplore.host.accelerators import DEVICES
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.summary import summary_text
@@ -49,7 +51,8 @@ class Recorder:
         if size > LARGEST:
             return Observation(probe=probe, outcome=Outcome.OUT_OF_MEMORY, reason="out of memory", elapsed_s=6.0)
         calls = [{"size": size}, {"bytes": UPDATE_BYTES}]
-        slow = {"calls": calls, "passes": [[0, 4]], "updates": [[1, 1]], "num_passes": 2}
+        hosts = {"pass_dispatches": {"operator": 4}, "update_dispatches": {"operator": 1}}
+        slow = {"calls": calls, "passes": [[0, 4]], "updates": [[1, 1]], "num_passes": 2, **hosts}
         self.recorded_kernels = [{**slow, "passes": [[0, 2]]}, slow]  # the second rank has twice the work
         details = {"num_replicas": 1, "step_time_s": 9.0, "micro_batches_per_step": 2.0, "passes_per_step": 2.0}
         return Observation(
@@ -168,3 +171,18 @@ def test_errors_are_drawn_of_sizes_between_those_that_ran_and_of_no_others():
     draws = speeds.draw_errors(range(1, 65), seed=0)
 
     assert [size for size in range(1, 65) if draws.has(size)] == list(range(2, 33))
+
+
+def test_a_pass_and_an_update_have_the_calls_that_the_host_was_seen_to_make():
+    recorder = Recorder(Command(argv=("train", "{micro_batch_size}")), settings=None)
+    ran = recorder(Probe(number=0, micro_batch_size=4))
+
+    def read(*, ranks_whole_steps: bool) -> Work:
+        return read_work(ran, recorder.recorded_kernels, Finder(), ranks_whole_steps=ranks_whole_steps)[-1]
+
+    each_s = host_seconds({Dispatch.OPERATOR: 1})  # of four in two passes, and one in the update
+    apart, whole = read(ranks_whole_steps=False), read(ranks_whole_steps=True)
+    assert (apart.host_s, apart.update_host_s) == pytest.approx((2 * each_s, each_s))
+    assert (whole.host_s, whole.update_host_s) == pytest.approx((2.5 * each_s, 0.0))
+    slow = dataclasses.replace(apart, host_s=1.0)
+    assert EmulatedSpeeds(H100, lambda _: [slow]).estimate(ran).pass_time_s == pytest.approx(1.0, rel=0.01)

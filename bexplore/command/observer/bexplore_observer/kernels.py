@@ -1,8 +1,9 @@
 """What one step asks an emulated device to do: operators with their shapes, and the bytes of compiled kernels.
 
-An emulated device has no times; the explorer estimates them by these kernels. A mode of PyTorch's dispatcher sees each
-operator, in the threads of the backward pass too. Triton's kernels do not pass it: their launches are seen, with the
-bytes of their arguments. What a graph of the device replays was seen when it was captured.
+An emulated device has no times; the explorer estimates them by these kernels, and by the calls that the host makes for
+them. A mode of PyTorch's dispatcher sees each operator, in the threads of the backward pass too. Triton's kernels do
+not pass it: their launches are seen, with the bytes of their arguments. What a graph of the device replays was seen
+when it was captured.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 RECORDED_STEP = 3  # the first that is timed on a device: compiled, warmed up, its graphs captured
 # Operators of these make no kernel whose time is known: collectives, and what makes no tensor.
 LEFT_OUT = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "prim", "profiler")
+# Operators that take memory alone, and the view that schemas do not tell as one.
+SILENT = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view")
 MOST_ARGUMENTS = 16  # tensors of a call whose shapes are kept: those of all parameters at once only move bytes
 TRITON = "triton"  # name of a call of a compiled kernel
 
@@ -35,9 +38,10 @@ class KernelLog:
 
     def reset(self) -> None:
         """Forget what was seen of a probe."""
-        self.passes: Counter[int] = Counter()  # place of a call -> how often it was seen
-        self.updates: Counter[int] = Counter()
-        self._since: Counter[int] = Counter()  # since the last pass or update
+        # Place of a call, or name of what the host does for one -> how often it was seen
+        self.passes: Counter[int | str] = Counter()
+        self.updates: Counter[int | str] = Counter()
+        self._since: Counter[int | str] = Counter()  # since the last pass or update
         self._sink = self._since
         self._is_recording = False
         self._began_at_pass = 0
@@ -62,7 +66,7 @@ class KernelLog:
         @functools.wraps(replay)
         def replay_counted(graph: Any) -> Any:
             if log._is_recording:
-                log._sink.update(getattr(graph, "_bexplore_kernels", {}))
+                log._add_replay(getattr(graph, "_bexplore_kernels", {}))
             return replay(graph)
 
         kind.capture_begin, kind.capture_end, kind.replay = capture_begin, capture_end, replay_counted
@@ -80,7 +84,7 @@ class KernelLog:
             self._began_at_pass, self._is_recording, self._sink = num_passes, True, self._since
             self._enter()
 
-    def turn_to(self, kind: Counter[int]) -> None:
+    def turn_to(self, kind: Counter[int | str]) -> None:
         """Count what was seen since the last pass or update among passes, or among updates."""
         kind.update(self._since)
         self._since.clear()
@@ -94,8 +98,16 @@ class KernelLog:
         """Return what was recorded, JSON values only; None where nothing was."""
         if not self.num_passes or self._is_recording:
             return None
-        passes, updates = sorted(self.passes.items()), sorted(self.updates.items())
-        return {"calls": self.calls, "passes": passes, "updates": updates, "num_passes": self.num_passes}
+        passes, of_passes = split_counts(self.passes)
+        updates, of_updates = split_counts(self.updates)
+        return {
+            "calls": self.calls,
+            "passes": passes,
+            "pass_dispatches": of_passes,
+            "updates": updates,
+            "update_dispatches": of_updates,
+            "num_passes": self.num_passes,
+        }
 
     # -- graphs of the device
 
@@ -109,6 +121,12 @@ class KernelLog:
         if not self._is_recording:
             self._leave()
 
+    def _add_replay(self, kernels: Any) -> None:
+        """Count the kernels of a graph, for which the host makes one call."""
+        captured = {place: number for place, number in kernels.items() if isinstance(place, int)}
+        self._sink.update(captured)
+        self._sink.update({"recorded_graph": 1, "recorded_kernel": sum(captured.values())})
+
     def _try(self, function: Callable[[Any], None], graph: Any) -> None:
         try:
             function(graph)
@@ -120,7 +138,8 @@ class KernelLog:
     def _enter(self) -> None:
         if self._mode is None:
             self._mode = make_mode(self._torch, self._add_safely)
-        self._undo = [undo for undo in (self._watch_compiled(), self._watch_triton()) if undo is not None]
+        watched = (self._watch_compiled(), self._watch_triton(), self._watch_graphs())
+        self._undo = [undo for undo in watched if undo is not None]
         self._mode.__enter__()
 
     def _leave(self) -> None:
@@ -131,7 +150,10 @@ class KernelLog:
 
     def _add_safely(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         try:
-            call = describe_call(self._torch, operator, args, kwargs, result, device=self._device)
+            if not works_on(self._torch, (args, kwargs, result), self._device):
+                return
+            self._sink.update(count_dispatches(self._torch, operator, args, kwargs))
+            call = describe_call(self._torch, operator, args, kwargs, result)
             if call is not None:
                 self._count(call)
         except Exception as error:
@@ -147,30 +169,75 @@ class KernelLog:
     def _watch_compiled(self) -> Callable[[], None] | None:
         """Watch the launches of the compiler's kernels."""
         module = sys.modules.get("torch._inductor.runtime.triton_heuristics")
-        return None if module is None else self._watch_launches(module.CachingAutotuner, describe_launch)
+        return None if module is None else self._watch_launches(module.CachingAutotuner, "run", describe_launch)
 
     def _watch_triton(self) -> Callable[[], None] | None:
         """Watch the launches of kernels of the user's own."""
         module = sys.modules.get("triton.runtime.jit")
-        return None if module is None else self._watch_launches(module.JITFunction, describe_own_launch)
+        return None if module is None else self._watch_launches(module.JITFunction, "run", describe_own_launch)
 
-    def _watch_launches(self, kind: Any, describe: Callable[[Any, Any, Any, Any], Any]) -> Callable[[], None]:
-        inner, log = kind.run, self
+    def _watch_graphs(self) -> Callable[[], None] | None:
+        """Watch the calls of compiled graphs."""
+        module = sys.modules.get("torch._inductor.output_code")
+        return None if module is None else self._watch_launches(module.CompiledFxGraph, "__call__", None)
+
+    def _watch_launches(
+        self, kind: Any, name: str, describe: Callable[[Any, Any, Any, Any], Any] | None
+    ) -> Callable[[], None]:
+        """Watch a method that launches a kernel, which `describe` tells, or a compiled graph; return what ends it."""
+        inner, log = getattr(kind, name), self
 
         @functools.wraps(inner)
-        def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        def run(launched: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                log._count(describe(log._torch, kernel, args, kwargs))
+                log._sink["graph" if describe is None else "kernel"] += 1
+                if describe is not None:
+                    log._count(describe(log._torch, launched, args, kwargs))
             except Exception as error:
                 log._note("launches", error)
-            return inner(kernel, *args, **kwargs)
+            return inner(launched, *args, **kwargs)
 
-        kind.run = run
+        setattr(kind, name, run)
 
         def undo() -> None:
-            kind.run = inner
+            setattr(kind, name, inner)
 
         return undo
+
+
+def split_counts(counts: Counter[int | str]) -> tuple[list[tuple[int, int]], dict[str, int]]:
+    """Return how often each call was seen, by its place, and how often the host did what, by its name."""
+    calls = sorted((place, number) for place, number in counts.items() if isinstance(place, int))
+    return calls, {name: number for name, number in counts.items() if isinstance(name, str)}
+
+
+def works_on(torch: Any, values: Any, device: str) -> bool:
+    """Return whether tensors of a kind of device are among values."""
+    return any(one.device.type == device for one in list_tensors(torch, values))
+
+
+def launches_nothing(operator: Any) -> bool:
+    """Return whether an operator makes a view, or takes memory alone."""
+    return getattr(operator, "is_view", False) or getattr(operator, "__name__", "").partition(".")[0] in SILENT
+
+
+def count_dispatches(torch: Any, operator: Any, args: Any, kwargs: Any) -> dict[str, int]:
+    """Return what the host does for an operator, by the names of `bexplore.estimate.dispatch`, as the trace counts it.
+
+    Compiled graphs call operators that write to a tensor that is given.
+    """
+    if getattr(operator, "_overloadname", "").endswith("out"):
+        return {"kernel": 1}
+    is_autograd = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+    kind = "view" if launches_nothing(operator) else "operator"
+    calls = {f"backward_{kind}" if is_autograd else kind: 1}
+    in_lists = sum(
+        isinstance(one, torch.Tensor)
+        for own in (*args, *kwargs.values())
+        if isinstance(own, (tuple, list))
+        for one in own
+    )
+    return {**calls, "list_tensor": in_lists} if in_lists else calls
 
 
 def make_mode(torch: Any, add: Add) -> Any:
@@ -204,15 +271,11 @@ def make_mode(torch: Any, add: Add) -> Any:
     return Recording()
 
 
-def describe_call(
-    torch: Any, operator: Any, args: Any, kwargs: Any, result: Any, *, device: str
-) -> dict[str, Any] | None:
+def describe_call(torch: Any, operator: Any, args: Any, kwargs: Any, result: Any) -> dict[str, Any] | None:
     """Return an operator, its shapes and the bytes that it reads and writes; None for one without a kernel."""
-    if getattr(operator, "namespace", "") in LEFT_OUT or getattr(operator, "is_view", False):
+    if getattr(operator, "namespace", "") in LEFT_OUT or launches_nothing(operator):
         return None
     read, written = list(list_tensors(torch, (args, kwargs))), list(list_tensors(torch, result))
-    if not any(one.device.type == device for one in (*read, *written)):
-        return None
     if not written:
         written = list(list_tensors(torch, list_written(operator, args, kwargs)))
     num_bytes = sum(one.numel() * one.element_size() for one in (*read, *written))
