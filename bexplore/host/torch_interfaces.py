@@ -24,10 +24,11 @@ _THRESHOLDS = "one program for all sizes of a GPU, which may be compiled again b
 _LAYOUT = "the layout of convolutions in one program for all sizes of a GPU, whose kernels may be others"
 _READY_COMPILER = "a compiler that is made ready beside the trace: the first probe takes seconds longer"
 _MEMORY_RECORD = "the record of a GPU's memory in a profile"
+_ORDER = "the memory of small sizes of a program whose order of operators depends on the size: a tenth may be wrong"
 _MANY_RANKS = "a quick trace of many ranks of FSDP2"
 
-# What an exploration lacks without them -> names. `tests/torch/test_interfaces.py` holds that these are the names that
-# the files `torch_private.py` use, and that the PyTorch that runs has each.
+# What an exploration lacks without them -> names. `tests/rules/test_torch_interfaces.py` holds that these are the names
+# that the files `torch_private.py` use, `tests/torch/test_torch_interfaces.py` that the PyTorch that runs has each.
 PRIVATE_INTERFACES: Mapping[str, tuple[str, ...]] = {
     _TRACE: (
         "torch._C._AutoDispatchBelowADInplaceOrView",
@@ -113,6 +114,11 @@ PRIVATE_INTERFACES: Mapping[str, tuple[str, ...]] = {
     _MEMORY_RECORD: (
         "torch.cuda.memory._dump_snapshot",
         "torch.cuda.memory._record_memory_history",
+    ),
+    _ORDER: (
+        "torch._inductor.memory.prepare_planning_info",
+        "torch._inductor.memory.reorder_for_peak_memory",
+        "torch._inductor.virtualized.V.graph",
     ),
     _MANY_RANKS: ("torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty",),
 }

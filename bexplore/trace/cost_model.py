@@ -237,7 +237,7 @@ class CostModel:
         unknown: Share of all bytes moved, by name, of each operator whose operations are not known and count as 0.
         num_blocks: Length of each run of identical blocks in the model; 0 without a run, and if lengths differ.
         small: The same step as it is compiled for small sizes, where the compiler's choice of what to keep for the
-            backward pass depends on the size; None where it does not.
+            backward pass, or its order of operators, depends on the size; None where it does not.
         largest_small: The largest size whose memory is that of `small`.
         remembered_from: Time of the trace (ISO 8601, UTC) if an earlier run made it; else None.
         by_length: Traces at several lengths, where batches of one size have other numbers of rows: memory is that of
@@ -326,7 +326,9 @@ class CostModel:
         )
 
     def _choose_peaks(self, micro_batch_size: int) -> Mapping[Phase, tuple[Peak, ...]]:
-        return self.small.peaks if self.small is not None and micro_batch_size <= self.largest_small else self.peaks
+        if self.small is not None and micro_batch_size <= self.largest_small:
+            return self.small._choose_peaks(micro_batch_size)
+        return self.peaks
 
     def largest_buffers(self, micro_batch_size: int) -> list[tuple[str, int]]:
         """Return the places of the source, or kinds of state, that hold most bytes at the peak, largest first."""

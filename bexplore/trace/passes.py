@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -25,6 +26,7 @@ from bexplore.trace.real_values import RealValues, tell_values
 from bexplore.trace.repeated_blocks import Repeat, truncate
 from bexplore.trace.torch_private import (
     SpecializationError,
+    compare_orders,
     convert_to_same,
     inductor_backend,
     is_shared,
@@ -53,6 +55,8 @@ PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137
 # other activations of a small batch than of a large one. The peak of three models of twelve is 3 to 6 % off at size 16
 # without. Source: benchmarks/results/settings_memory.md.
 SMALL_PRIMES = (17, 19, 23, 29, 31)
+# Sizes of a third one. They are often a divisor of a dimension, so that those of the first trace are avoided.
+SMALLEST_PRIMES = (5, 7, 11, 13)
 
 # Optimizers of torch.optim whose update of a number needs no other number.
 _NUMBER_BY_NUMBER = frozenset(
@@ -60,9 +64,29 @@ _NUMBER_BY_NUMBER = frozenset(
     for name in ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 )
 
+_DIMENSION = re.compile(r"'(\d+)'")  # of an operator's line
+
 # Backends that plan no memory. For the backward pass the first keeps what autograd keeps, the second decides itself.
 _PARTITIONED = "aot_eager"
 _WITHOUT_PLAN = ("eager", _PARTITIONED)
+
+
+@dataclass(slots=True)
+class SmallSizes:
+    """What a trace at a large size tells of smaller ones, for which the compiler may order its operators otherwise."""
+
+    # By size, the bytes by which its own order of the operators would be lower
+    order_bytes: dict[int, int] = field(default_factory=lambda: {SMALL_PRIMES[0]: 0, SMALLEST_PRIMES[0]: 0})
+    fixed: set[int] = field(default_factory=set)  # dimensions without samples
+
+    def observe(self, size: int, num_bytes: int) -> None:
+        """Note a graph; the peak is that of one graph."""
+        self.order_bytes[size] = max(self.order_bytes[size], num_bytes)
+
+    def add_dimensions(self, operators: Iterable[str], probe_batch: int) -> None:
+        """Note the dimensions of compiled operators."""
+        found = {int(size) for line in operators for size in _DIMENSION.findall(line)}
+        self.fixed |= {size for size in found if size % probe_batch}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +113,7 @@ def trace_pass(
     kept_blocks: int,
     observe: Observe | None = None,
     values: RealValues | None = None,
+    small: SmallSizes | None = None,
 ) -> TracedPass:
     """Run two passes on fake tensors and record the second, in which gradients exist already.
 
@@ -101,10 +126,10 @@ def trace_pass(
     with truncate(repeats, kept_blocks), _choose_masks_as_run(workload.job):
         if is_compiled(workload.job) and workload.job.compile.dynamic:
             try:
-                return _trace_pass(workload, fake_mode, probe_batch, observe, values, choice, is_symbolic=True)
+                return _trace_pass(workload, fake_mode, probe_batch, observe, values, choice, small, is_symbolic=True)
             except SpecializationError:  # the program is static: it is traced like one
                 choice = _make_choice(workload.job, repeats, kept_blocks)
-        return _trace_pass(workload, fake_mode, probe_batch, observe, values, choice, is_symbolic=False)
+        return _trace_pass(workload, fake_mode, probe_batch, observe, values, choice, small, is_symbolic=False)
 
 
 def _make_choice(job: Job, repeats: list[Repeat], kept_blocks: int) -> BudgetChoice | None:
@@ -122,6 +147,7 @@ def _trace_pass(
     observe: Observe | None,
     values: RealValues | None,
     choice: BudgetChoice | None,
+    small: SmallSizes | None,
     *,
     is_symbolic: bool,
 ) -> TracedPass:
@@ -134,6 +160,7 @@ def _trace_pass(
 
     with (
         plan_only(probe_batch, workload.job, run, observe, choice),
+        _compare_orders(small, probe_batch),
         fake_mode,
         LifetimeMode(tracker, values=values),
         tell_values(values) if values is not None else contextlib.nullcontext(),
@@ -162,6 +189,8 @@ def _trace_pass(
         trained = frozenset(id(parameter) for parameter in parameters if parameter.grad is not None)
         for parameter in parameters:
             parameter.grad = None
+    if small is not None:
+        small.add_dimensions((line for graph in graphs for line in graph.operators), probe_batch)
     return TracedPass(
         events={phase: tracker.events[phase] for phase in (Phase.FORWARD, Phase.BACKWARD)},
         costs=[*_join_costs(graphs), *tracker.costs],
@@ -171,6 +200,14 @@ def _trace_pass(
         accumulated=accumulated,
         num_graphs=len(graphs),
         choice=choice,
+    )
+
+
+def _compare_orders(small: SmallSizes | None, probe_batch: int) -> contextlib.AbstractContextManager[None]:
+    if small is None:
+        return contextlib.nullcontext()
+    return compare_orders(
+        small.order_bytes, lambda value, size: round(Polynomial.from_value(value, probe_batch)(size)), small.observe
     )
 
 
@@ -256,14 +293,17 @@ def _select_planning_options(job: Job) -> dict[str, Any] | None:
     return options or None
 
 
-def choose_probe_batch(workload: Workload, fake_mode: Any, primes: Sequence[int] = PRIMES) -> int:
-    """Return a micro-batch size of a list that divides no dimension of a weight or of a sample."""
+def choose_probe_batch(
+    workload: Workload, fake_mode: Any, primes: Sequence[int] = PRIMES, avoided: Iterable[int] = ()
+) -> int:
+    """Return a micro-batch size of a list that divides no dimension of a weight or of a sample, nor one `avoided`."""
     tensors = [tensor for module in list_modules(workload) for tensor in list_tensors(module)]
     sizes = {size for tensor in tensors for shape in (tensor.shape, local(tensor).shape) for size in shape}
     if workload.job.parallelism.is_sharded:
         sizes |= _list_gathered_sizes(workload)
     with fake_mode:
         sizes |= {size for leaf in tree_leaves(_make_batch(workload, 1)) for size in getattr(leaf, "shape", ())}
+    sizes |= set(avoided)
     sizes.discard(0)  # nothing has no bytes at any size
     for probe_batch in primes:
         if all(size % probe_batch for size in sizes):

@@ -31,10 +31,12 @@ try:
     import torch._inductor.config
     import torch._inductor.cpu_vec_isa
     import torch._inductor.ir as ir
+    import torch._inductor.memory as memory_planning
     from torch._inductor.codegen import wrapper as wrapper_lines
     from torch._inductor.codegen.common import WorkspaceArg
     from torch._inductor.fx_utils import get_node_storage
     from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
     from torch._ops import HigherOrderOperator, OpOverload
     from torch._prims_common import suggest_memory_format
     from torch._subclasses import fake_tensor
@@ -143,6 +145,52 @@ def compile_without_building(
             stack.enter_context(mock.patch.object(partitioners, "choose_saved_values_set", choose_saved))
         stack.enter_context(_silence())
         stack.callback(torch._dynamo.reset)
+        yield
+
+
+@contextlib.contextmanager
+def compare_orders(
+    sizes: Iterable[int], scale: Callable[[int, int], int], report: Callable[[int, int], None]
+) -> Iterator[None]:
+    """Tell of each graph that is planned how much lower its peak were in the order of its operators at other sizes.
+
+    The compiler takes that order of which it estimates the lowest peak at the size for which it compiles. Source:
+    `reorder_for_peak_memory` in torch/_inductor/memory.py, torch 2.13. Where another version estimates otherwise,
+    nothing is told: the trace stands for all sizes.
+
+    Args:
+        scale: (a number of bytes or elements at the size of the plan, another size) -> the number at that size.
+        report: Called with a size and the bytes.
+    """
+    try:
+        usual, estimate = memory_planning.reorder_for_peak_memory, memory_planning.prepare_planning_info
+    except AttributeError:
+        yield
+        return
+
+    def reorder(nodes: Any, *rest: Any) -> Any:
+        order = usual(nodes, *rest)
+        with contextlib.suppress(AttributeError, TypeError, ValueError):
+            for size in sizes:
+                with _estimate_at(size, scale):
+                    peaks = [estimate(one, *rest)[0] for one in (order, usual(nodes, *rest))]
+                report(size, peaks[0] - peaks[1])
+        estimate(nodes, *rest)  # as it left them
+        return order
+
+    with mock.patch.object(memory_planning, "reorder_for_peak_memory", reorder):
+        yield
+
+
+@contextlib.contextmanager
+def _estimate_at(size: int, scale: Callable[[int, int], int]) -> Iterator[None]:
+    graph = V.graph
+    of_expression, of_input = graph.sizevars.optimization_hint, graph.get_dep_size_hint
+    with (
+        mock.patch.object(graph.sizevars, "optimization_hint", lambda *a, **k: scale(of_expression(*a, **k), size)),
+        # of inputs it remembers those of the plan's own size
+        mock.patch.object(graph, "get_dep_size_hint", lambda *a, **k: scale(of_input(*a, **k), size)),
+    ):
         yield
 
 

@@ -44,6 +44,8 @@ from bexplore.trace.operators import blas_workspace_bytes
 from bexplore.trace.passes import (
     PRIMES,
     SMALL_PRIMES,
+    SMALLEST_PRIMES,
+    SmallSizes,
     TracedPass,
     choose_probe_batch,
     is_compiled,
@@ -66,6 +68,9 @@ _SD_OF_CPU_PROGRAM = 0.4
 # Of a program for a CUDA device, whose libraries take memory that is in no plan. Not measured on a device yet: growth
 # with the size is 0.79 to 0.98 of the reported memory of whole processes. Source: benchmarks/results/trace_cuda.md.
 _SD_ON_CUDA = 0.1
+# Share of the peak by which another order of the operators must be lower for a trace at smaller sizes: a judgement, the
+# error that remains is below the standard deviation.
+_WORTH_A_TRACE = 0.01
 _OBJECTS_BETWEEN_COLLECTIONS = 200_000  # Python has 700
 
 
@@ -85,9 +90,9 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
     local_job, notes = _move_to_this_machine(job, why_cpu)
     try:
         with _collect_seldom(), _use_meshes(local_job):
-            values = RealValues(local_job)
-            model = _trace(local_job, full_depth, observe, PRIMES, values)
-            model = _add_small(local_job, full_depth, model, values)
+            values, small = RealValues(local_job), SmallSizes()
+            model = _trace(local_job, full_depth, observe, PRIMES, values, small)
+            model = _add_small(local_job, full_depth, model, values, small)
     except UserProgramError as error:
         if local_job is job:
             raise
@@ -138,37 +143,56 @@ def _move_to_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
     return dataclasses.replace(job, device="cpu", precision=precision), [note]
 
 
-def _add_small(job: Job, full_depth: bool, model: CostModel, values: RealValues) -> CostModel:
-    """Add the memory of small sizes, where the compiler's choice of what to keep depends on the size."""
-    if not is_compiled(job) or job.activation_memory_budget in (0.0, 1.0):
+def _add_small(job: Job, full_depth: bool, model: CostModel, values: RealValues, known: SmallSizes) -> CostModel:
+    """Add the memory of small sizes, where what the compiler keeps, or the order of its operators, depends on them."""
+    if not is_compiled(job):
         return model
-    try:
-        small = _trace(job, full_depth, None, SMALL_PRIMES, values)
-    except TraceError:  # the model has a multiple of each of these primes: one trace stands for all sizes
-        return model
-    return dataclasses.replace(model, small=small, largest_small=math.isqrt(SMALL_PRIMES[0] * PRIMES[0]))
+    keeps_other = job.activation_memory_budget not in (0.0, 1.0)
+    small, largest_small = None, 0
+    for primes, larger, is_needed in ((SMALLEST_PRIMES, SMALL_PRIMES, False), (SMALL_PRIMES, PRIMES, keeps_other)):
+        size = primes[0]
+        if is_needed or known.order_bytes[size] > _WORTH_A_TRACE * model.peak_memory_bytes(size):
+            with contextlib.suppress(TraceError):  # each of these primes divides a dimension: a larger one stands
+                own = _trace(job, full_depth, None, primes, values, known)
+                small = dataclasses.replace(own, small=small, largest_small=largest_small)
+                largest_small = math.isqrt(size * larger[0])
+    return dataclasses.replace(model, small=small, largest_small=largest_small)
 
 
-def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence[int], values: RealValues) -> CostModel:
+def _trace(
+    job: Job,
+    full_depth: bool,
+    observe: Observe | None,
+    primes: Sequence[int],
+    values: RealValues,
+    known: SmallSizes,
+) -> CostModel:
     try:
-        return _trace_with(job, full_depth, observe, primes, values)
+        return _trace_with(job, full_depth, observe, primes, values, known)
     except ValuesNeededError:
         values.observe()
-        return _trace_with(job, full_depth, observe, primes, values)
+        return _trace_with(job, full_depth, observe, primes, values, known)
 
 
 def _trace_with(
-    job: Job, full_depth: bool, observe: Observe | None, primes: Sequence[int], values: RealValues
+    job: Job,
+    full_depth: bool,
+    observe: Observe | None,
+    primes: Sequence[int],
+    values: RealValues,
+    known: SmallSizes,
 ) -> CostModel:
     workload, fake_mode = build_fake(job)
-    probe_batch = choose_probe_batch(workload, fake_mode, primes)
+    probe_batch = choose_probe_batch(workload, fake_mode, primes, known.fixed)
+    # Of a CUDA device memory is not known well enough for the order of operators to count.
+    small = known if primes is PRIMES and torch.device(job.device).type == "cpu" else None
     # Without compilation a tensor has no block, and the whole model is quick to trace. Blocks that are compiled one by
     # one share a program, whose buffers do not name their block. Replicas split the program by the bytes of its
     # parameters, so that few blocks seldom stand for all, and to try them takes twice the time of all.
     are_steady = not workload.is_compiled_by_block and not job.parallelism.is_replicated_only
     truncates = is_compiled(job) and not full_depth and are_steady
     repeats = [repeat for module in list_modules(workload) if truncates for repeat in find_repeats(module)]
-    traced, missing = _trace_steady(workload, fake_mode, probe_batch, repeats, observe, values)
+    traced, missing = _trace_steady(workload, fake_mode, probe_batch, repeats, observe, values, small)
     parameters = unique(parameter for module in list_modules(workload) for parameter in module.parameters())
     events = traced.events
     for repeat, times in missing.items():
@@ -312,6 +336,7 @@ def _trace_steady(
     repeats: list[Repeat],
     observe: Observe | None,
     values: RealValues,
+    small: SmallSizes | None,
 ) -> tuple[TracedPass, Missing]:
     """Trace with as few blocks of each run as stand for all the others; all blocks where no few do."""
     deepest = max((repeat.copies for repeat in repeats), default=0)
@@ -325,6 +350,7 @@ def _trace_steady(
             kept_blocks=kept_blocks,
             observe=observe,
             values=values,
+            small=small,
         )
         missing = _count_missing(traced, repeats, kept_blocks)
         if missing is not None:

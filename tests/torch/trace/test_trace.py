@@ -98,6 +98,7 @@ def test_the_peak_of_an_eager_step_is_what_the_allocator_measures(fields, micro_
         pytest.param(own_job("Checking"), 0.01, id="with checks of values, compiled"),
         pytest.param(own_job("DataDependent", compiled=False), 0.05, id="of rows that a mask selects"),
         pytest.param(own_job("LoopOfExperts", compiled=False), 0.05, id="of a loop of experts"),
+        pytest.param(own_job("LoopOfExperts"), 0.05, id="of a loop of experts, compiled"),
         pytest.param(own_job("GroupedExperts", compiled=False), 0.01, id="of experts in one product"),
         pytest.param(own_job("Recurrent", compiled=False), 0.01, id="of an LSTM"),
         pytest.param(own_job("Transposed", compiled=False), 0.01, id="of images that were transposed"),
@@ -107,6 +108,16 @@ def test_the_peak_of_an_eager_step_is_what_the_allocator_measures(fields, micro_
 )
 def test_the_peak_of_a_step_is_what_the_allocator_measures(job, within):
     assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=within)
+
+
+def test_a_small_batch_has_the_order_of_operators_that_is_best_for_it():
+    job = own_job("Solved")
+    model = trace_job(job)
+
+    assert model.peak_memory_bytes(4) == pytest.approx(measured_peak(job, 4), rel=0.02)
+    assert model.small is not None
+    large = dataclasses.replace(model, small=None)
+    assert large.peak_memory_bytes(4) > 1.02 * model.peak_memory_bytes(4)
 
 
 @pytest.mark.parametrize("model", ["converted", "ReadingWhileBuilt"])
