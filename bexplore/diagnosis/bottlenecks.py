@@ -34,6 +34,8 @@ BUSY_MEMORY = 0.6  # share of the published bandwidth that streaming kernels rea
 IDLE_ARITHMETIC = 0.1  # below it an accelerator mostly waits
 # Launches of a pass take milliseconds: where the peak is unknown, they do not explain a longer pass.
 SHORT_PASS_S = 0.05
+# Share of an estimated pass that goes to launches and to waiting for the host, from which they limit it.
+MOST_OF_A_PASS = 0.5
 LARGE_COMMUNICATION = 0.1  # share of a pass above which communication that nothing hides is reported
 LARGE_UPDATE = 0.1  # share of an optimizer step from which the update is reported
 LOW_INTENSITY = 10.0  # operations per byte below which memory, not arithmetic, limits every device of today
@@ -127,6 +129,13 @@ class JobEvidence:
                 of_kind.setdefault(item.micro_batch_size, []).append(item.samples_per_s)
         chosen = max(by_kind.values(), key=len, default={})
         return {size: float(np.median(chosen[size])) for size in sorted(chosen)}
+
+    @property
+    def waiting_share(self) -> float | None:
+        """The share of an estimated pass that launches and waiting for the host take; None for a measured one."""
+        own = (item for item in self.observations if item.is_estimated and item.micro_batch_size == self.best)
+        shares = next((item.details["estimate"]["shares"] for item in own), None)
+        return None if shares is None else sum(shares.get(bound, 0.0) for bound in ("launch", "host"))
 
     @cached_property
     def pass_and_update_s(self) -> tuple[float, float]:
@@ -350,6 +359,8 @@ def _find_launches(evidence: JobEvidence) -> Values | None:
         utilization = None
     is_idle = pass_s[best] < SHORT_PASS_S if utilization is None else utilization < IDLE_ARITHMETIC
     if evidence.small_growth is None or not evidence.is_on_accelerator or half is None or not is_idle:
+        return None
+    if evidence.waiting_share is not None and evidence.waiting_share < MOST_OF_A_PASS:
         return None
     if pass_s[best] / pass_s[half] >= (best / half) ** math.log2(2 / GROWS):
         return None

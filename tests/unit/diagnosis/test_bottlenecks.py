@@ -64,6 +64,18 @@ def test_a_pass_that_never_takes_longer_is_launch_overhead():
     assert kinds({1: 0.010, 2: 0.0101, 4: 0.0102, 8: 0.0105}) == ["launch"]
 
 
+@pytest.mark.parametrize(
+    ("shares", "found"), [({"host": 0.3, "launch": 0.3}, ["launch"]), ({"arithmetic": 0.7, "launch": 0.3}, [])]
+)
+def test_an_estimated_pass_is_limited_by_its_launches_only_where_these_are_most_of_it(shares, found):
+    observations = [
+        dataclasses.replace(one, outcome=Outcome.ESTIMATED, details={"estimate": {"shares": shares}})
+        for one in sweep({1: 0.004, 64: 0.006})
+    ]
+    result = found_in(JOB, observations, micro_batch_size=64, accumulation_steps=1, device_info=GPU)
+    assert [one.kind for one in result] == found
+
+
 def test_time_in_proportion_to_the_size_from_the_start_is_a_busy_processor():
     assert kinds({1: 0.1, 2: 0.2, 4: 0.4}, facts=CPU) == ["saturated"]
 
