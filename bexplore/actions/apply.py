@@ -24,6 +24,7 @@ from bexplore.errors import UserInputError
 from bexplore.estimate.calibrations import names_this
 from bexplore.exploration.emulated import parse_device_name
 from bexplore.exploration.setup import add_loader_lengths
+from bexplore.host.logs import log
 from bexplore.host.machine import processor_name
 from bexplore.job import digest_code
 from bexplore.job.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
@@ -204,6 +205,8 @@ def plan_edit(
         raise UserInputError(
             f"{chosen.directory} has no recommendation: it is not finished", hint=f"bexplore explore {config.typed}"
         )
+    for text in chosen.warn_of_later_probes(result):
+        log.warning(text)
     if config.command is not None and result.batch.num_replicas:
         config = config.with_replicas(result.batch.num_replicas)
     answer, new_batch_size = _answer(config, result, batch_size, choose)

@@ -25,6 +25,7 @@ from bexplore.emulated_gpu import describe_tools
 from bexplore.emulated_gpu.config_environment import build_environment
 from bexplore.engine.process.launcher import KEY_VARIABLE
 from bexplore.errors import ExitCode, UserInputError
+from bexplore.host.json_files import replace_file
 from bexplore.host.records import to_record
 from bexplore.output.table import Table, stdout_width
 
@@ -115,8 +116,9 @@ def _next_of_example(target: Path) -> str:
 
 def _write(target: Path, text: str, *, force: bool) -> None:
     try:
-        with target.open("w" if force else "x", encoding="utf-8", newline="") as file:
-            file.write(text)
+        if not force:
+            target.open("x").close()
+        replace_file(target, text.encode())
     except FileExistsError:
         raise UserInputError(
             f"{target} exists already", hint="name another file with -o, or write over it: --force"

@@ -6,7 +6,6 @@ environment clears the mark, too.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from bexplore.engine.protocol.failures import describe_exit
 from bexplore.errors import UserInputError
+from bexplore.host.json_files import replace_file
 from bexplore.host.process_tree import PROBE_MARK
 
 NAME = "bexplore_attach.pth"
@@ -43,13 +43,9 @@ def site_packages(python: str) -> Path:
 def install(python: str) -> Path:
     """Write the `.pth` file of a Python, and see that it is read there; return its path."""
     path = site_packages(python) / NAME
-    part = path.with_suffix(".part")  # a Python that starts meanwhile reads no half of a line
     try:
-        part.write_text(LINE)
-        part.replace(path)
+        replace_file(path, LINE.encode())  # a Python that starts meanwhile reads no half of a line
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
         raise _not_allowed("write", path, error) from error
     if not _is_read(python):
         path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -19,7 +20,8 @@ from bexplore.job.batching import sizes_that_keep
 from bexplore.measurement.probe import Observation
 from bexplore.run import run_directory
 from bexplore.run.events import AlreadyFinished, JobEvent, Planned
-from bexplore.run.fingerprint import Fingerprint
+from bexplore.run.fingerprint import Fingerprint, search_settings
+from bexplore.run.parts.search import LIMITS
 from bexplore.run.result import RunResult
 from bexplore.search import loop
 
@@ -83,7 +85,7 @@ class Exploration(ABC):
         """Find an earlier run; else plan, run and finish a new one."""
         run, changes = self._earlier_run()
         stored = run.result() if run else None
-        if run is not None and stored is not None and self._answers(stored) and not self._goes_on(run, stored):
+        if run is not None and stored is not None and not self._goes_on(run, stored):
             yield AlreadyFinished(result=stored, run=run)
             return
         self._environment = dict(self._make_environment())  # it fails before there is a run
@@ -114,17 +116,17 @@ class Exploration(ABC):
         return is_for_request(stored, self.config)
 
     def _goes_on(self, run: run_directory.Run, stored: RunResult) -> bool:
-        """Whether a search that was ended by a limit has a larger one now, which its run then keeps."""
-        limit = run.limit_of(stored.search.stop_reason)
-        if limit is None or not run.can_be_resumed:
+        """Whether a run with a result has more to do: it went on already, or for another batch size or larger limit."""
+        if not self._answers(stored):
+            return True
+        if not run.can_be_resumed:
             return False
-        name, before = limit[0], limit[1] or stored.search.elapsed_s  # the effort's own limit of time is not a number
-        own = self.fingerprint.search_specification()["settings"][name]
-        if before is None or (own is not None and own <= before):
-            return False
-        if not self.options.dry_run:
-            run.raise_limit(name, own)
-        return True
+        if run.warn_of_later_probes(stored):
+            return True
+        name, before = LIMITS.get(stored.search.stop_reason), stored.search.limit
+        own = None if name is None else getattr(search_settings(self.config), name)
+        # The effort's own limit of time is not a number.
+        return before is not None if own is None else bool(own > (before or stored.search.elapsed_s or math.inf))
 
     def _new_run(self, *, apart: bool = False) -> run_directory.Run:
         """Create a run; `apart` gives it a study of its own."""

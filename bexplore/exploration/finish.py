@@ -17,12 +17,14 @@ from bexplore.exploration.variants import operations_over_file
 from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation, Observation
 from bexplore.run.facts import Facts
+from bexplore.run.fingerprint import search_settings
 from bexplore.run.parts.checks import (
     Bottleneck,
     ChecksPart,
     not_compared_in_command,
     not_compared_on_emulated_device,
 )
+from bexplore.run.parts.search import LIMITS
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run
 from bexplore.run.selection import TracedVariant
@@ -78,7 +80,8 @@ class Finish:
         is_left = not known.is_estimated
         measured = self._measure(facts, known, is_interrupted=is_interrupted) if is_left else known
         checks = replace(measured.checks, bottlenecks=self._bottlenecks(facts, measured))
-        search = replace(measured.search, elapsed_s=self.elapsed_s())
+        limit = getattr(search_settings(self.config), LIMITS.get(measured.search.stop_reason, ""), None)
+        search = replace(measured.search, elapsed_s=self.elapsed_s(), limit=limit)
         finished = replace(measured, checks=checks, search=search)
         if finished.is_emulated:
             finished = without_speeds(finished)
@@ -86,6 +89,7 @@ class Finish:
             finished = without_clock(finished)
         if not is_interrupted:
             self.run.write_result(finished)
+            self._remove_artifacts(facts.ran)
         return finished
 
     def _facts(self, searched: Result) -> Facts:
@@ -115,7 +119,7 @@ class Finish:
         ran = facts.ran
         if self.runner is None:
             return replace(known, checks=ChecksPart(gradient_equivalence=not_compared_in_command(ran)))
-        artifacts_dir = self._kept_artifacts(ran)
+        artifacts_dir = self._artifacts_dir(ran)
         if is_interrupted:
             return replace(known, program=replace(known.program, artifacts_dir=artifacts_dir))
         size = known.micro_batch_size
@@ -136,16 +140,20 @@ class Finish:
             self._eager_by_size[size] = found
         return self._eager_by_size[size]
 
-    def _kept_artifacts(self, verified: Observation | None) -> str | None:
-        """Return the compiler cache of the recommended size; delete those of other sizes."""
-        if verified is None:
-            return None
+    def _artifacts_dir(self, verified: Observation | None) -> str | None:
+        """Return the compiler cache of the recommended size; None where nothing was compiled."""
+        kept = None if verified is None else self._engine.settings.artifacts_dir(verified.micro_batch_size)
+        return str(kept) if kept is not None and any(kept.glob("??/*")) else None
+
+    def _remove_artifacts(self, verified: Observation | None) -> None:
+        """Delete the compiler caches of other sizes than the recommended one, which an earlier result may name."""
+        if self.runner is None or verified is None:
+            return
         kept: Path = self._engine.settings.artifacts_dir(verified.micro_batch_size)
         of_variants = self.run.directory.resolve().glob("variant_*/compiled/*")
         for folder in {*kept.parent.glob("*"), *kept.parents[1].glob("compiled/*"), *of_variants}:
             if folder != kept:
                 shutil.rmtree(folder, ignore_errors=True)
-        return str(kept) if any(kept.glob("??/*")) else None
 
     def _gradient_equivalence(self, observations: Sequence[Observation], size: int) -> dict[str, Any] | None:
         """Compare the gradients of the recommended split with those of the smallest measured one."""

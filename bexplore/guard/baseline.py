@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import EngineError, UserInputError
-from bexplore.host.json_files import parse_json
+from bexplore.host.json_files import parse_json, replace_file
 from bexplore.host.records import from_record, to_record
 from bexplore.trace.program_metrics import ProgramMetrics
 
@@ -106,10 +106,8 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
     """Write a baseline file, with the numbers of a list on one line, so that its changes can be reviewed."""
     text = json.dumps(baseline.as_record(), indent=1)
     text = _SHORT_LIST.sub(lambda match: "[" + _LINE_BREAK.sub(", ", match[1]) + "]", text)
-    temporary = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text + "\n")
-        temporary.replace(path)
+        replace_file(path, f"{text}\n".encode())
     except OSError as error:
         raise EngineError(f"cannot write the baseline {path}: {error.strerror}", hint="check the folder") from error

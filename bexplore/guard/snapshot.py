@@ -22,6 +22,7 @@ from bexplore.guard.baseline import Baseline, SizeTimes
 from bexplore.guard.report import Tier
 from bexplore.guard.sizes import NUM_WORKERS, time_in_worker
 from bexplore.guard.timing import Block
+from bexplore.host.logs import log
 from bexplore.host.machine import package_version, processor_name
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import device_kind
@@ -117,6 +118,8 @@ def find_guarded(config: Config, wanted: int | None, folder: Path) -> Guarded:
     for run in run_directory.find_runs(folder):
         result = run.result()
         if result is not None and result.micro_batch_size is not None and result.has_run:
+            for text in run.warn_of_later_probes(result):
+                log.warning(text)
             return Guarded(
                 recommended=result.micro_batch_size,
                 base=result.answer.base_micro_batch_size or base,

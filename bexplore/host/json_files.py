@@ -1,9 +1,10 @@
-"""JSON files that are read whole and replaced in one step, and the user's cache, which holds some."""
+"""Files that are replaced in one step, JSON files among them, and the user's cache, which holds some."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -57,23 +58,40 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file in one step: a reader sees the old one or the new one, whole; a link still leads to it.
+
+    Raises:
+        OSError: The disk is full or read-only; the old file is as it was.
+    """
+    if path.exists() and not path.is_file():  # a pipe or a terminal
+        path.write_bytes(data)
+        return
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a file in one step: a reader sees the old one or the new one, whole.
+    """Replace a file by one JSON object, in one step.
 
     Raises:
         EngineError: The disk is full or read-only; the old file is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w") as handle:
-            json.dump(value, handle, indent=1, default=str)
-            handle.write("\n")
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
+        replace_file(path, (json.dumps(value, indent=1, default=str) + "\n").encode())
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise EngineError(
             f"cannot write {path}: {error.strerror}",
             hint="make room or make the folder writable, then run the same command again: nothing finished is repeated",

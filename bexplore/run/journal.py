@@ -42,6 +42,11 @@ class Journal:
                 ) from error
         return observations
 
+    def count(self) -> int:
+        """Return the number of whole observations, without reading them."""
+        data = self._data()
+        return data.count(b"\n", 0, _end_of_whole_lines(data))
+
     def append(self, observation: Observation) -> None:
         """Append one observation and flush it to the disk.
 

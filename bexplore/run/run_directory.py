@@ -9,7 +9,7 @@ local_compile_train/<model_dir>/
         study.log               Optuna's own storage
         trace.json              the cost model
         variants.json           the settings that are searched together, each with its trace; absent for one variant
-        result.json             the result; absent while unfinished
+        result.json             the result, each replaced by the next in one step; absent before the first
         error.json              why there is no result: nothing fits, or the program is broken
         profile.json            what a profile of its steps shows (bexplore probe --profile)
         network.json            speeds between the devices (bexplore network RUN)
@@ -35,14 +35,13 @@ from bexplore.host.secret_values import hidden, hidden_record
 from bexplore.job import Job, Mode
 from bexplore.measurement.profile import Profile
 from bexplore.run.journal import Journal
+from bexplore.run.parts.search import LIMITS
 from bexplore.run.result import RunResult
 from bexplore.run.selection import Selection
-from bexplore.search.policy.decision import StopReason
 from bexplore.trace.cost_model import CostModel
+from bexplore.units import counted
 
 FORMAT_VERSION = 1
-# What may end a search by a limit, and the setting that is the limit: with a larger one it goes on.
-LIMITS = {StopReason.MAX_PROBES.value: "max_probes", StopReason.TIME_BUDGET.value: "time_budget_s"}
 PRIVATE = 0o700  # mode of a folder for the user alone
 
 
@@ -67,13 +66,24 @@ class Run:
         return dict(hidden_record(read_json(self.directory / "meta.json"), by_value=False))  # of before, unmasked
 
     def result(self) -> RunResult | None:
-        """Read the result; None while the run is unfinished.
+        """Read the result, with a warning of later probes; None before the first.
 
         Raises:
             UserInputError: The file is damaged.
         """
         path = self.directory / "result.json"
-        return RunResult.from_record(read_json(path)) if path.exists() else None
+        if not path.exists():
+            return None
+        result = RunResult.from_record(read_json(path))
+        return dataclasses.replace(result, warnings=(*result.warnings, *self.warn_of_later_probes(result)))
+
+    def warn_of_later_probes(self, result: RunResult) -> tuple[str, ...]:
+        """Return a warning where the run has gone on after a result, and has not ended again; else nothing."""
+        later = self.journal.count() - (result.search.num_probes or 0)
+        if later <= 0:
+            return ()
+        goes_on = f"bexplore explore {self.meta().get('typed', '')}".strip()
+        return (f"{counted(later, 'probe')} ran after this answer and changed nothing in it yet: {goes_on} goes on",)
 
     @property
     def lock_path(self) -> Path:
@@ -93,19 +103,6 @@ class Run:
     def write_error(self, message: str) -> None:
         """Store why there is no result; such a run is not resumed."""
         write_json(self.directory / "error.json", {"message": hidden(message)})
-
-    def limit_of(self, stop_reason: str) -> tuple[str, float | None] | None:
-        """Return the limit that ended the search, its name and what it was; None where none did."""
-        name = LIMITS.get(stop_reason)
-        return None if name is None else (name, self.meta()["search_specification"]["settings"].get(name))
-
-    def raise_limit(self, name: str, value: float | None) -> None:
-        """Keep a larger limit, with which the search goes on: the run has no result until it ends again."""
-        path = self.directory / "meta.json"
-        meta = read_json(path)
-        meta["search_specification"]["settings"][name] = value
-        write_json(path, meta)
-        (self.directory / "result.json").unlink(missing_ok=True)
 
     def remember_trace(self, cost_model: Mapping[str, Any]) -> bool:
         """Store the trace; return False, and store nothing, if the run has the trace of another program."""
@@ -156,7 +153,7 @@ class Run:
         return next((one["job"] for one in variants if one["settings"] == dict(result.choice.settings)), None)
 
     def write_result(self, result: RunResult) -> None:
-        """Store the result, which finishes the run."""
+        """Store the result, in place of an earlier one."""
         write_json(self.directory / "result.json", result.as_record())
 
 

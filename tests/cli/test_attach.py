@@ -115,7 +115,7 @@ def test_a_folder_that_may_not_be_changed_is_an_error_with_both_ways_out(python,
         raise PermissionError(13, "Permission denied", str(path))
 
     before = contents(python)
-    for name in ("write_text", "unlink"):
+    for name in ("open", "unlink"):
         monkeypatch.setattr(Path, name, refuse)
 
     with pytest.raises(UserInputError) as raised:

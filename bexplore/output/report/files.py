@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bexplore.errors import UserInputError, first_line
+from bexplore.host.json_files import replace_file
 from bexplore.host.logs import log
 from bexplore.output.report.figures import figures
 from bexplore.output.report.page import html
@@ -66,6 +67,6 @@ def write_text(path: Path, text: str) -> None:
 def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        replace_file(path, data)
     except OSError as error:
         raise UserInputError(f"cannot write {path}: {error.strerror}", hint="write another file with -o") from error

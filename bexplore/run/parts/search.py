@@ -22,6 +22,8 @@ STOP_REASONS: dict[str, str] = {
     StopReason.TIME_BUDGET: "the allowed time is used up; a larger explore.time_budget searches on",
     StopReason.INTERRUPTED: "it was interrupted; the same command resumes it",
 }
+# What may end a search by a limit, and the setting that is the limit: with a larger one it goes on.
+LIMITS: dict[str, str] = {StopReason.MAX_PROBES: "max_probes", StopReason.TIME_BUDGET: "time_budget_s"}
 MAX_TRACEBACK_LINES = 16
 MAX_FAILURES = 4  # reasons; more would push the answer off the screen
 
@@ -43,6 +45,8 @@ class SearchPart:
     num_probes: int | None = None  # all probes, whatever their outcome
     elapsed_s: float | None = None  # seconds from the start of the exploration
     stop_reason: str = ""  # a `StopReason`, or the text of `should_stop`
+    # The limit that ended it, in probes or seconds; None for another reason, and for the share of a training's time.
+    limit: float | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)  # number of probes by outcome
     # The sizes at which the program runs, where a rule explains its failures; None for no such rule.
     runs_at: str | None = None

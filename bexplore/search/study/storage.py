@@ -18,6 +18,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from bexplore.errors import EngineError, UserInputError, first_line
+from bexplore.host.json_files import replace_file
 from bexplore.host.locks import locked
 from bexplore.host.secret_values import hidden
 
@@ -130,9 +131,7 @@ class _Backend(JournalFileBackend):
             return
         if not self._path.exists():
             self._kept.seek(0)
-            temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            temporary.write_bytes(self._kept.read())
-            temporary.replace(self._path)
+            replace_file(self._path, self._kept.read())
         self._kept.close()
         self._kept = self._path.open("rb")
 

@@ -12,15 +12,18 @@ from bexplore.api import explore
 from bexplore.command.judgement import PROBING_ACCUMULATION
 from bexplore.command.runner import CommandSettings
 from bexplore.config.command import Command
+from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.errors import UserProgramError
 from bexplore.exploration import command as module
 from bexplore.exploration.base import ExploreOptions
+from bexplore.guard.snapshot import find_guarded
 from bexplore.host.records import from_record
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.run.events import AlreadyFinished, Finished, JobEvent, Planned
 from bexplore.run.facts import step_time_s
 from bexplore.run.result import RunResult
+from bexplore.run.run_directory import open_run
 from bexplore.search.result import ProbeFinished, ProbeStarted
 
 UPDATE_S = 0.2  # of an optimizer as slow as ten passes
@@ -107,12 +110,16 @@ def machine(monkeypatch, tmp_path) -> type[Machine]:
     return fresh
 
 
-def events_of(*overrides: str, text: str = "", words: tuple[str, ...] = (), **options) -> list[JobEvent]:
-    """Explore a file that a command reads; return the events."""
+def load(*overrides: str, text: str = "", words: tuple[str, ...] = ()) -> Config:
+    """Return the configuration of a file that a command reads."""
     Path("job.yaml").write_text(f"micro_batch_size: explore\n{text}\n")
     command = json.dumps(["train", "{config}", "--out", "{output_dir}", *words])
-    config = load_config(Path("job.yaml"), overrides=[f"explore.command={command}", SIZES, *overrides])
-    return list(explore(config, ExploreOptions(model_dir="run", **options)))
+    return load_config(Path("job.yaml"), overrides=[f"explore.command={command}", SIZES, *overrides])
+
+
+def events_of(*overrides: str, text: str = "", words: tuple[str, ...] = (), **options) -> list[JobEvent]:
+    """Explore such a file; return the events."""
+    return list(explore(load(*overrides, text=text, words=words), ExploreOptions(model_dir="run", **options)))
 
 
 def result_of(*overrides: str, **fields) -> RunResult:
@@ -356,6 +363,25 @@ def test_a_search_that_a_limit_ended_goes_on_with_a_larger_one(machine):
     assert machine.runs[: len(runs)] == runs and len(machine.runs) == more.search.num_probes  # nothing is run again
     for probes in (6, 4):  # the stored result
         assert not any(isinstance(event, Planned) for event in events_of(f"explore.max_probes={probes}", one_each))
+
+
+def test_the_earlier_answer_stands_until_a_search_that_goes_on_has_another(machine):
+    every = ("explore.sizes_per_start=1", "explore.candidates=[2, 8, 16, 32, 64]")
+    fewer, more = ((*every, f"explore.max_probes={number}") for number in (1, 6))
+    first = result_of(*fewer)
+    machine.interrupted_at = 2
+    result_of(*more)
+    run = open_run(Path("local_compile_train/run"))
+
+    kept = run.result()
+
+    assert kept.micro_batch_size == first.micro_batch_size
+    assert kept.warnings == (*first.warnings, *run.warn_of_later_probes(first))
+    assert kept.warnings[-1].startswith("1 probe ran after this answer")
+    assert find_guarded(load(*more), None, run.directory.parent).recommended == first.micro_batch_size
+    machine.interrupted_at = None
+    assert result_of(*fewer).search.num_probes == 2  # what ran meanwhile counts
+    assert run.result().warnings == first.warnings
 
 
 # What is announced
