@@ -241,8 +241,18 @@ class _Step:
     def _verifies(self) -> bool:
         return self.settings.verify_exact and self.settings.search_compilation is not self.settings.user_compilation
 
+    @property
+    def _num_left(self) -> int:
+        """Probes that the search may still run, without the one that is kept for the verification of its answer."""
+        return self.settings.max_probes - self.num_probes - self._awaits_verification
+
+    @property
+    def _awaits_verification(self) -> bool:
+        """Whether the winner has not run in a fresh process and in the user's own compilation."""
+        return self._verifies and self.best is not None and not self.fitted.measured_exactly[self._winner]
+
     def _stop_reason(self) -> StopReason | None:
-        if self.num_probes >= self.settings.max_probes - self._verifies:
+        if self._num_left <= 0:
             return StopReason.MAX_PROBES
         if not self.choices:
             return StopReason.NOTHING_LEFT if self.best is not None else StopReason.NOTHING_FITS
@@ -252,7 +262,7 @@ class _Step:
 
     def _confirmation(self) -> Decision | None:
         """Return a probe beyond the target score: of an unlikely size, an unseen stretch, or a suspicious winner."""
-        if self.best is None or self.num_probes >= self.settings.max_probes - self._verifies:
+        if self.best is None or self._num_left <= 0:
             return None
         if not self._finds_may_pay():
             return None
@@ -363,13 +373,7 @@ class _Step:
         One probe of `max_probes` is kept for it. Where the winner fails it, or falls behind another size that ran, that
         one is verified in its stead, beyond `max_probes` if need be.
         """
-        return self._verification() or Decision(stop_reason=reason)
-
-    def _verification(self) -> Decision | None:
-        """Return a probe of the winner in a fresh process and in the user's own compilation; None where it ran so."""
-        if not self._verifies or self.best is None:
-            return None
-        return None if self.fitted.measured_exactly[self._winner] else self._exactly(self._winner)
+        return self._exactly(self._winner) if self._awaits_verification else Decision(stop_reason=reason)
 
     def _exactly(self, index: int) -> Decision:
         return self._probe(index, Purpose.VERIFY, compilation=self.settings.user_compilation, fresh_worker=True)
@@ -390,6 +394,8 @@ class _Step:
         compilation: Compilation | None = None,
         fresh_worker: bool = False,
     ) -> Decision:
+        if compilation is None and self._verifies and self._num_left == 1 and not self._awaits_verification:
+            compilation, fresh_worker = self.settings.user_compilation, True  # no probe is left that would verify it
         compilation = compilation or self.settings.search_compilation
         purpose = purpose or (Purpose.REPLICATE if self.fitted.measured[index] else Purpose.SEARCH)
         variant = int(self.fitted.variants[index])

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from bexplore.measurement.probe import Compilation, Purpose
 from bexplore.search.loop import run_search
 from bexplore.search.policy.acquisition import WORTHLESS, rank
 from bexplore.search.policy.decide import decide
@@ -15,7 +16,7 @@ from bexplore.search.posterior.joint import Variant, fit_joint
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
-from tests.unit.search.builders import GIB, measured, saturating
+from tests.unit.search.builders import GIB, MANY, measured, saturating
 from tests.unit.search.joint_worlds import draw_joint_world, joint_runner
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -64,6 +65,20 @@ def test_a_variants_program_counts_in_the_seconds_of_its_first_probe():
     evidence = [measured(size, saturating(size)) for size in (1, 8, 32, 64)]
     decision = decide(Space.from_sizes(SIZES), evidence, settings, variants=variants)
     assert decision.variant == 0 or decision.stop_reason is StopReason.COSTS_MORE_THAN_IT_SAVES
+
+
+def test_one_probe_is_kept_for_the_verification_only_while_the_answer_needs_it():
+    settings = SearchSettings(max_probes=6, target_confidence=99, training_time_s=1e12)
+    known = [measured(size, saturating(size), compilation=Compilation.SHARED) for size in (1, 8, 64, 32)]
+
+    verification = decide(MANY, [*known, measured(16, saturating(16), compilation=Compilation.SHARED)], settings)
+    verified = [*known, measured(64, saturating(64))]
+    last = decide(MANY, verified, settings)
+    after = decide(MANY, [*verified, measured(last.micro_batch_size, saturating(last.micro_batch_size))], settings)
+
+    assert (verification.purpose, verification.micro_batch_size) == (Purpose.VERIFY, 64)
+    assert (last.stop_reason, last.compilation, last.fresh_worker) == (None, Compilation.EXACT, True)
+    assert after.stop_reason is StopReason.MAX_PROBES  # whichever size is the answer has run as the training will
 
 
 @pytest.mark.parametrize("seed", [9_000_007, 9_000_008])
