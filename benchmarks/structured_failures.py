@@ -25,7 +25,7 @@ from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.space import Space
-from bexplore.testing.failures import FailureKind, draw_failure
+from bexplore.testing.failures import TRACEBACK, FailureKind, draw_failure
 from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
 
 RESULTS = Path(__file__).parent / "results" / "structured_failures.md"
@@ -37,6 +37,7 @@ BROKEN_TEXTS = (
     "RuntimeError: mat1 and mat2 shapes cannot be multiplied ({n}x32 and 64x1)",
     "ValueError: bad input",
     "KeyError: 'tokens'",
+    "RuntimeError: Trying to backward through the graph a second time",
     "AssertionError: ",
 )
 HEAD = """\
@@ -142,9 +143,8 @@ def probes_of_broken(text: str) -> int:
 
     def runner(probe: Probe) -> Observation:
         sizes.append(probe.micro_batch_size)
-        return Observation(
-            probe=probe, outcome=Outcome.CRASHED, reason=text.format(n=probe.micro_batch_size), elapsed_s=1.0
-        )
+        reason = text.format(n=probe.micro_batch_size)
+        return Observation(probe=probe, outcome=Outcome.CRASHED, reason=reason, traceback_text=TRACEBACK, elapsed_s=1.0)
 
     try:
         list(run_search(runner, space=Space.from_sizes(range(1, 257))))

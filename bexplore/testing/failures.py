@@ -57,6 +57,9 @@ NAMED: dict[FailureKind, Sequence[str]] = {
 }
 
 
+TRACEBACK = '  File "train.py", line 9, in step\n    raise Failure\n'  # of each of them: its line names no size
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredFailure:
     """Which sizes of one program fail, and with which text."""

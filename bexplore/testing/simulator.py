@@ -21,7 +21,7 @@ from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, Interleaved
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.measurement.statistics import Array
 from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
-from bexplore.testing.failures import StructuredFailure
+from bexplore.testing.failures import TRACEBACK, StructuredFailure
 
 BUDGET_BYTES = 64 * 2**30
 PEAK_SD = 0.003  # of a measured peak, as a fraction
@@ -164,7 +164,14 @@ class SimulatedRunner:
         self._program = None
         self.num_probes += 1
         self.cost_s += start_s
-        return Observation(probe=probe, outcome=Outcome.CRASHED, reason=reason, start_time_s=start_s, elapsed_s=start_s)
+        return Observation(
+            probe=probe,
+            outcome=Outcome.CRASHED,
+            reason=reason,
+            traceback_text=TRACEBACK,
+            start_time_s=start_s,
+            elapsed_s=start_s,
+        )
 
     def _peak(self, index: int) -> int:
         return round(self.world.peak_bytes[index] * (1 + PEAK_SD * self._rng.standard_normal()))

@@ -29,8 +29,9 @@ MOST_MODULUS = 12  # of a remainder. Source: beyond, the sizes that fail are iso
 ROUND_NUMBERS = (60, 96, 100, 120, 192, 240, 360, 480, 500, 720, 960, 1000)
 
 # Weight that a text gives to the rule it names, to one that it only suggests, and to a broken program whose error is
-# one of programming. The prior weights of all rules are near 1 in sum. Source: benchmarks/structured_failures.py.
-NAMED, SUGGESTED, PROGRAMMING = 20.0, 1.0, 30.0
+# one of programming, or speaks of something else than sizes. The prior weights of all rules are near 1 in sum. Source:
+# benchmarks/structured_failures.py.
+NAMED, SUGGESTED, PROGRAMMING, UNRELATED = 20.0, 1.0, 30.0, 5.0
 LARGEST_NUMBER = 2**31  # Source: beyond are addresses and seeds
 
 # Source: errors that no size of a batch mends (docs.python.org, built-in exceptions; PyTorch, `addmm`).
@@ -38,7 +39,17 @@ _PROGRAMMING = re.compile(
     r"\b(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|AttributeError|SyntaxError|IndentationError|"
     r"KeyError|FileNotFoundError|PermissionError|NotImplementedError|TypeError)\b|shapes cannot be multiplied"
 )
-_LOCATION = re.compile(r"\s*\([^()]*:\d+\)$")  # where the error was raised, which the engine appends
+# Where the error was raised, which the engine and the observer append.
+_LOCATION = re.compile(r"\s*(?:\([^()]*:\d+\)| on rank \d+)$")
+_MESSAGE = re.compile(r"^[\w.]+: *(?=\S)")
+# What a message names that speaks of sizes, shapes or memory, and a line that reads them. Source: the messages below.
+_SPEAKS_OF_SIZES = re.compile(
+    r"\d|siz|shape|dim|batch|\bbs\b|sampl|length|element|channel|even|odd\b|pair|divisi?b|divid|multipl|group|chunk|split|"
+    r"queue|count|number|few|many|least|most|more|less|larg|small|big|long|short|enough|empty|align|strid|broadcast|"
+    r"match|memory|alloc|buffer|space|limit|capacity|resource|cuda|cudnn|cublas|kernel",
+    re.IGNORECASE,
+)
+_READS_SIZES = re.compile(r"%|//|len\(|siz|shape", re.IGNORECASE)
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBER = r"(?<![\w.])(\d+)(?![\w]|\.\d)"
 
@@ -203,6 +214,9 @@ def read(clues: Clues, size: int, reason: str, failing_line: str = "") -> None:
     if _PROGRAMMING.search(text):
         clues.add(SizeRule(RuleKind.NONE), PROGRAMMING)
         return
+    is_read = _SPEAKS_OF_SIZES.search(text) or _READS_SIZES.search(failing_line)
+    if failing_line and _MESSAGE.match(text) and not is_read:
+        clues.add(SizeRule(RuleKind.NONE), UNRELATED)
     for rule, weight in (*_divisibility(text, size), *_conditions(text, failing_line, size), *_shapes(text, size)):
         clues.add(rule, weight)
     if _EVEN.search(text):

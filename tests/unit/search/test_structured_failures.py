@@ -26,25 +26,32 @@ KINDS = {
 }
 
 
+def traceback_of(line: str) -> str:
+    """A traceback whose last frame shows a line."""
+    return f'Traceback (most recent call last):\n  File "train.py", line 9, in step\n    {line}\nError\n'
+
+
 class FailingRunner(CurveRunner):
     """Fails at the sizes of a rule, with a text that tells nothing."""
 
-    def __init__(self, runs) -> None:
+    def __init__(self, runs, traceback_text: str = "") -> None:
         super().__init__()
-        self.runs = runs
+        self.runs, self.traceback_text = runs, traceback_text
 
     def __call__(self, probe: Probe) -> Observation:
         answer = super().__call__(probe)
         if self.runs(probe.micro_batch_size):
             return answer
-        return failed(probe, Outcome.CRASHED, "ValueError: bad input (model.py:8)")
+        reason = "ValueError: bad input (model.py:8)"
+        return failed(probe, Outcome.CRASHED, reason, traceback_text=self.traceback_text)
 
 
+@pytest.mark.parametrize("line", ["", "logits = self.head(tokens)"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("largest", [96, 256])
-def test_a_program_that_fails_by_a_rule_gets_the_best_size_that_runs(kind: str, largest: int):
+def test_a_program_that_fails_by_a_rule_gets_the_best_size_that_runs(kind: str, largest: int, line: str):
     runs, words = KINDS[kind]
-    runner = FailingRunner(runs)
+    runner = FailingRunner(runs, traceback_of(line) if line else "")
 
     result = result_of(runner, Space.from_sizes(range(1, largest + 1)))
 
@@ -125,20 +132,26 @@ def test_a_resumed_search_makes_the_decisions_of_an_uninterrupted_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "most"),
+    ("text", "line", "most"),
     [
-        ("NameError: name 'labels' is not defined", 2),
-        ("KeyError: 'tokens'", 2),
-        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied ({n}x32 and 64x1)", 2),
-        ("ValueError: bad input", 8),
+        ("NameError: name 'labels' is not defined", "", 2),
+        ("KeyError: 'tokens'", "", 2),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied ({n}x32 and 64x1)", "", 2),
+        ("RuntimeError: Trying to backward through the graph a second time on rank 0", "loss.backward()", 4),
+        ("ValueError: the schedule has ended", 'raise ValueError("the schedule has ended")', 4),
+        ("ValueError: bad input", "", 8),
+        ("ValueError: bad size", 'raise ValueError("bad size")', 8),
+        ("ValueError: bad input", "if len(x) % self.group: raise ValueError('bad input')", 8),
+        ("AssertionError: ", "assert is_good", 8),
     ],
 )
-def test_a_program_that_fails_at_every_size_ends_after_few_probes(text: str, most: int):
+def test_a_program_that_fails_at_every_size_ends_after_few_probes(text: str, line: str, most: int):
     sizes = []
 
     def runner(probe: Probe) -> Observation:
         sizes.append(probe.micro_batch_size)
-        return failed(probe, Outcome.CRASHED, text.format(n=probe.micro_batch_size))
+        reason = text.format(n=probe.micro_batch_size)
+        return failed(probe, Outcome.CRASHED, reason, traceback_text=traceback_of(line) if line else "")
 
     with pytest.raises(UserProgramError, match="fails at every micro-batch size tried"):
         result_of(runner, Space.from_sizes(range(1, 257)))
