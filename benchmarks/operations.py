@@ -1,4 +1,4 @@
-"""Operations of a pass of 34 architectures by the trace, beside those in closed form from their configurations.
+"""Operations of a pass of 37 architectures by the trace, beside those in closed form from their configurations.
 
 Conventions: matrix products, convolutions and attention count, a multiplication and an addition as two; attention
 without its causal half; of a mixture of experts those that each token meets. A training step is three times the forward
@@ -10,7 +10,7 @@ pass, less the gradient of the images, which is not needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,68 @@ def vision() -> int:
     tokens = PATCHES + 1  # one stands for the class
     layer = attention(keys=N, tokens=tokens) + feed_forward(matrices=2, tokens=tokens)
     return L * layer + PATCH + 2 * H * 10
+
+
+def convolution(side: int, inputs: int, outputs: int, kernel: int = 1) -> int:
+    """A convolution with `side` x `side` results; of single channels with one input."""
+    return 2 * side**2 * inputs * outputs * kernel**2
+
+
+STEM = 2 * 112**2 * CHANNELS * 32 * 9  # of MobileNetV2 and EfficientNet, for images of 224 x 224
+
+
+def residual(side: int, inputs: int, outputs: int, kernel: int, *, stride: int, times: int, squeezed: int = 0) -> int:
+    """An inverted residual block (Sandler et al. 2018, table 1), with the squeezed width of Tan and Le 2019."""
+    inner = times * inputs
+    widen = convolution(side, inputs, inner) if times > 1 else 0
+    narrow = convolution(side // stride, inner, outputs)
+    return widen + convolution(side // stride, 1, inner, kernel) + narrow + 2 * convolution(1, inner, squeezed)
+
+
+def mobile(stages: Sequence[tuple[int, int, int, int, int]], *, squeezes: bool) -> int:
+    """Stages of blocks: repeats, outputs, kernel, stride, times; then 1280 channels and ten classes."""
+    total, side, inputs = STEM, 112, 32
+    for repeats, outputs, kernel, stride, times in stages:
+        for number in range(repeats):
+            squeezed, step = inputs // 4 if squeezes else 0, 1 if number else stride
+            total += residual(side, inputs, outputs, kernel, stride=step, times=times, squeezed=squeezed)
+            side, inputs = side // step, outputs
+    return total + convolution(side, inputs, 1280) + 2 * 1280 * 10
+
+
+# Table 2 of Sandler et al. 2018, and table 1 of Tan and Le 2019 (B0).
+MOBILENET_V2 = (
+    (1, 16, 3, 1, 1),
+    (2, 24, 3, 2, 6),
+    (3, 32, 3, 2, 6),
+    (4, 64, 3, 2, 6),
+    (3, 96, 3, 1, 6),
+    (3, 160, 3, 2, 6),
+    (1, 320, 3, 1, 6),
+)
+EFFICIENTNET_B0 = (
+    (1, 16, 3, 1, 1),
+    (2, 24, 3, 2, 6),
+    (2, 40, 5, 2, 6),
+    (3, 80, 3, 2, 6),
+    (3, 112, 5, 1, 6),
+    (4, 192, 5, 2, 6),
+    (1, 320, 3, 1, 6),
+)
+_LABELS = {"num_labels": 10}
+_B0 = _LABELS | {"image_size": 224, "width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280}
+CONVNEXT_STEM = convolution(56, CHANNELS, 96, 4)
+
+
+def convnext() -> int:
+    """ConvNeXt-T (Liu et al. 2022): a convolution of single channels and two products a block."""
+    total, side = CONVNEXT_STEM, 56
+    for depth, width in ((3, 96), (3, 192), (9, 384), (3, 768)):
+        total += depth * (convolution(side, 1, width, 7) + 2 * convolution(side, width, 4 * width))
+        if width < 768:
+            side //= 2
+            total += convolution(side, width, 2 * width, 2)
+    return total + 2 * 768 * 10
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -196,11 +258,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         2 * L * OLD + L * FULL + 2 * T * H * V,
     ),
     "vit": Architecture("image_classification", _VIT, vision(), PATCH),
+    "mobilenet_v2": Architecture("image_classification", _LABELS, mobile(MOBILENET_V2, squeezes=False), STEM),
+    "efficientnet": Architecture("image_classification", _B0, mobile(EFFICIENTNET_B0, squeezes=True), STEM),
+    "convnext": Architecture("image_classification", _LABELS, convnext(), CONVNEXT_STEM),
 }
 
 
 # Compiled, too: one of each kind, as each takes ten seconds.
-COMPILED = ("gpt2", "llama", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3", "bart", "vit")
+COMPILED = ("gpt2", "llama", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3", "bart", "vit", "mobilenet_v2")
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -32,7 +32,7 @@ from bexplore.trace.cost_model import CostModel
 
 _FOLDER = "traces"
 MAX_ENTRIES = 100  # each is some 20 KiB
-_FORMAT = 6  # of an entry; entries of other formats are ignored
+_FORMAT = 7  # of an entry; entries of other formats are ignored
 _INSTALLED = ("site-packages", "dist-packages")
 _COMPILER_VARIABLES = "TORCHINDUCTOR_"  # environment variables that change what the compiler does ...
 _PLACES = ("TORCHINDUCTOR_CACHE_DIR",)  # ... and those that do not

@@ -70,7 +70,7 @@ def find_kernels(
         sizes: list[tuple[int, ...]] = [(flops // 2 if _is_causal(operator, arguments) else flops, moved)]
         kind = KernelKind.ATTENTION_BACKWARD if "backward" in name else KernelKind.ATTENTION
     elif _is_of_single_channels(operator, arguments):
-        return (_find_single_channels(operator, arguments, result, itemsize=itemsize, probe_batch=probe_batch),)
+        return (_find_single_channels(operator, arguments, result, flops, itemsize=itemsize, probe_batch=probe_batch),)
     else:
         kind, sizes = KernelKind.PRODUCT, list(_find_products(operator, arguments, result))
     window = math.prod(arguments[2 if "backward" in name else 1][2:]) if "conv" in name else 0
@@ -156,7 +156,7 @@ def _is_of_single_channels(operator: Any, arguments: Any) -> bool:
 
 
 def _find_single_channels(
-    operator: Any, arguments: Any, result: Any, *, itemsize: int, probe_batch: int
+    operator: Any, arguments: Any, result: Any, flops: int, *, itemsize: int, probe_batch: int
 ) -> TracedKernel:
     """Return a convolution of each channel alone, whose time is that of its bytes, or of its loads."""
 
@@ -166,17 +166,8 @@ def _find_single_channels(
     moved = sum(count(_tensor_shapes((arguments, result), least_dimensions=3)), start=NOTHING)
     made = count(_tensor_shapes((result,), least_dimensions=3))
     largest = max(made, key=lambda size: size(probe_batch), default=NOTHING)
-    flops = _count_single_channel_flops(operator.overloadpacket.__name__, arguments, result)
     one = stream_kernel(moved, largest, [operator])
     return dataclasses.replace(one, sizes=(*one.sizes, Polynomial.from_value(flops, probe_batch)))
-
-
-def _count_single_channel_flops(name: str, arguments: Any, result: Any) -> int:
-    """Return the operations of a convolution of single channels; torch counts gradients of weights without groups."""
-    if name != "convolution_backward":
-        return 2 * math.prod(result) * math.prod(arguments[1][2:])
-    gradient, _, weight, *_ = arguments
-    return 2 * sum(arguments[10][:2]) * math.prod(gradient) * math.prod(weight[2:])
 
 
 def _find_products(operator: Any, arguments: Any, result: Any) -> Iterator[tuple[int, ...]]:

@@ -1,8 +1,9 @@
 """Operations of single operators, and the names of those whose operations nothing tells.
 
-Matrix products, convolutions and attention count, by the formulas of `torch.utils.flop_counter` and, where it has none,
-by those below. What works on its elements one by one counts as nothing. An operator that neither has a formula nor is
-known to be of that kind is unknown: a kernel of the user's own, a Fourier transform, a decomposition of a matrix.
+Matrix products, convolutions and attention count, by the formulas below and, where there is none, by those of
+`torch.utils.flop_counter`. What works on its elements one by one counts as nothing. An operator that neither has a
+formula nor is known to be of that kind is unknown: a kernel of the user's own, a Fourier transform, a decomposition of
+a matrix.
 """
 
 from __future__ import annotations
@@ -253,15 +254,14 @@ def count_flops(operator: Any, arguments: Any, keywords: Any, result: Any) -> in
     packet = getattr(operator, "overloadpacket", None)
     if packet is None:
         return None
-    name = str(packet)
     if packet.__name__.startswith(_FUSED_ATTENTION):
         arguments = _widen_heads(packet.__name__, arguments)
         if packet not in flop_registry:
             return _count_attention(packet.__name__, arguments)
-    if packet in flop_registry:
-        return int(flop_registry[packet](*arguments, **keywords, out_val=result))
-    formula = _FORMULAS.get(name)
-    return None if formula is None else formula(*_fill(operator, arguments, keywords))
+    formula = _FORMULAS.get(str(packet))
+    if formula is not None:
+        return formula(*_fill(operator, arguments, keywords))
+    return int(flop_registry[packet](*arguments, **keywords, out_val=result)) if packet in flop_registry else None
 
 
 def _fill(operator: Any, arguments: Any, keywords: Any) -> Iterator[Any]:
@@ -347,6 +347,16 @@ def _count_product(left: Any, right: Any, *_: Any) -> int:
     return int(2 * groups * left[-2] * left[-1] * right[-1])
 
 
+def _count_convolution_backward(gradient: Any, images: Any, weight: Any, *settings: Any) -> int:
+    """Count the gradients of images and weights, each as the forward pass: `conv_backward_flop` leaves out the groups.
+
+    Of a transposed one, whose source and result are exchanged, each point of the images meets the weights.
+    """
+    is_transposed, is_needed = settings[4], settings[7]
+    points = images if is_transposed else gradient
+    return int(2 * sum(is_needed[:2]) * points[0] * math.prod(points[2:]) * math.prod(weight))
+
+
 def _count_elements_twice(*shapes: Any) -> int:
     return int(2 * math.prod(shapes[0]))
 
@@ -367,8 +377,9 @@ def _twice(formula: Callable[..., int]) -> Callable[..., int]:
     return lambda *arguments: 2 * formula(*arguments)
 
 
-# Those that `torch.utils.flop_counter` lacks, by the operator's name.
+# Those that `torch.utils.flop_counter` lacks or has wrong, by the operator's name.
 _FORMULAS: dict[str, Callable[..., int]] = {
+    "aten.convolution_backward": _count_convolution_backward,
     "aten._grouped_mm": _count_product,
     "aten._scaled_grouped_mm": _count_product,
     "aten._scaled_grouped_mm_v2": _count_product,

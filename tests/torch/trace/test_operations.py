@@ -57,6 +57,20 @@ def test_operations_are_those_by_hand(operator, arguments, flops):
     assert find_unknown(operator) == ""
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_each_gradient_of_a_convolution_takes_as_many_operations_as_its_result(groups, is_transposed):
+    images, weight = torch.empty(2, 16, 12, 12, device="meta"), torch.empty(16, 16 // groups, 3, 3, device="meta")
+    settings = [[2, 2], [1, 1], [1, 1], is_transposed, [0, 0], groups]
+    result = torch.convolution(images, weight, None, *settings).shape
+    forward = count_flops(ATEN.convolution.default, (images.shape, weight.shape, None, *settings), {}, result)
+    points = 12 * 12 if is_transposed else 6 * 6
+    assert forward == 2 * 2 * points * 16 * (16 // groups) * 9
+    for is_needed, times in (([True, False, False], 1), ([False, True, False], 1), ([True, True, True], 2)):
+        arguments = (result, images.shape, weight.shape, [0], *settings, is_needed)
+        assert count_flops(ATEN.convolution_backward.default, arguments, {}, None) == times * forward
+
+
 def test_a_keyword_counts_like_an_argument_in_its_place():
     keywords = {"mat2": size(EXPERTS, INNER, OUTER), "offs": size(EXPERTS)}
     flops = count_flops(ATEN._grouped_mm.default, (size(ROWS, INNER),), keywords, None)
