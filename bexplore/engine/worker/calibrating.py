@@ -56,7 +56,7 @@ def time_kernels(device: torch.device, seconds_of_each: float, *, report: Callab
 
     Other programs and interrupts only ever add to them, and a busy moment meets kernels of all kinds in one round.
     """
-    cases = [*_list_products(device), *_list_convolutions(device), *_list_attention(device), *_list_streams(device)]
+    cases = list(_list_cases(device))
     shortest = dict.fromkeys(range(len(cases)), math.inf)
     for round_number in range(_ROUNDS):
         report(stage=f"kernels, round {round_number + 1} of {_ROUNDS}")
@@ -108,15 +108,6 @@ _LAYERS = (
 _BATCHED = ((16, 32, 32, 16), (64, 64, 64, 32), (64, 128, 128, 32), (16, 256, 256, 64), (256, 64, 32, 64))
 
 
-def _list_products(device: torch.device) -> Iterator[_Case]:
-    for dtype in (torch.float32, torch.bfloat16):
-        for rows, (columns, inner) in itertools.product(_ROWS, _LAYERS):
-            if 2 * rows * columns * inner <= _LARGEST_FLOPS:
-                yield from _list_roles(rows, columns, inner, dtype, device)
-        for batch, rows, columns, inner in _BATCHED:
-            yield _make_product(rows, columns, inner, batch, dtype, device, first="rk", second="kc")
-
-
 def _list_roles(rows: int, columns: int, inner: int, dtype: torch.dtype, device: torch.device) -> Iterator[_Case]:
     """Yield the three products of a linear layer: its result, and the gradients of its input and of its weights."""
     yield _make_product(rows, columns, inner, 1, dtype, device, first="rk", second="ck")
@@ -166,12 +157,6 @@ _CONVOLUTIONS = (
 _IMAGES = (1, 4, 16, 64)
 
 
-def _list_convolutions(device: torch.device) -> Iterator[_Case]:
-    for (inputs, outputs, side, window), images in itertools.product(_CONVOLUTIONS, _IMAGES):
-        for role in range(3):
-            yield _make_convolution(images, inputs, outputs, side, window, role, device)
-
-
 def _make_convolution(
     images: int, inputs: int, outputs: int, side: int, window: int, role: int, device: torch.device
 ) -> _Case:
@@ -206,12 +191,6 @@ _ATTENTION = (
 )
 
 
-def _list_attention(device: torch.device) -> Iterator[_Case]:
-    for dtype in (torch.float32, torch.bfloat16):
-        for sizes, is_backward in itertools.product(_ATTENTION, (False, True)):
-            yield _make_attention(*sizes, dtype, device, is_backward=is_backward)
-
-
 def _make_attention(
     batch: int, heads: int, length: int, width: int, dtype: torch.dtype, device: torch.device, *, is_backward: bool
 ) -> _Case:
@@ -241,14 +220,6 @@ def _make_attention(
 _WIDTH = 256
 _CHANNELS = 32
 _STREAM_ELEMENTS = tuple(_WIDTH * 2**power for power in (2, 5, 8, 11, 14, 16))  # 1,024 to 16.8 million
-
-
-def _list_streams(device: torch.device) -> Iterator[_Case]:
-    for elements in _STREAM_ELEMENTS:
-        for work, moved, results, make in _OPERATORS:
-            num_bytes, result_bytes = 4.0 * elements * moved, 4.0 * elements * results
-            kernel = Stream(num_bytes=num_bytes, work=work, result_bytes=result_bytes)
-            yield _Case(kernel, functools.partial(make, elements // _WIDTH, device), num_bytes)
 
 
 def _numbers(rows: int, device: torch.device) -> torch.Tensor:
@@ -342,6 +313,22 @@ _OPERATORS: tuple[tuple[Work, float, float, Callable[[int, torch.device], Call]]
     (Work.SCATTER, 1, 0, _scatter),
     (Work.POOLING, 1.75, 0.25, _pool),
 )
+
+
+def _list_cases(device: torch.device) -> Iterator[_Case]:
+    for dtype in (torch.float32, torch.bfloat16):
+        for rows, (columns, inner) in itertools.product(_ROWS, _LAYERS):
+            if 2 * rows * columns * inner <= _LARGEST_FLOPS:
+                yield from _list_roles(rows, columns, inner, dtype, device)
+        for batch, rows, columns, inner in _BATCHED:
+            yield _make_product(rows, columns, inner, batch, dtype, device, first="rk", second="kc")
+        for sizes, is_backward in itertools.product(_ATTENTION, (False, True)):
+            yield _make_attention(*sizes, dtype, device, is_backward=is_backward)
+    for (inputs, outputs, side, window), images, role in itertools.product(_CONVOLUTIONS, _IMAGES, range(3)):
+        yield _make_convolution(images, inputs, outputs, side, window, role, device)
+    for elements, (work, moved, results, make) in itertools.product(_STREAM_ELEMENTS, _OPERATORS):
+        kernel = Stream(num_bytes=4.0 * elements * moved, work=work, result_bytes=4.0 * elements * results)
+        yield _Case(kernel, functools.partial(make, elements // _WIDTH, device), kernel.num_bytes)
 
 
 # A decoder whose kernels are so small that its launches show, and one of a few milliseconds, which is kept apart.

@@ -44,7 +44,10 @@ def test_every_kind_of_kernel_is_measured_and_a_program_estimated(few_sizes):
 
 def test_kernels_are_named_as_the_trace_names_them(few_sizes):
     """What a case says of itself is what its call does: operations of products, and bytes of sums."""
-    for case in calibrating._list_products(torch.device("cpu")):
+    cases = calibrating._list_cases(torch.device("cpu"))
+    products = [case for case in cases if isinstance(case.kernel, MatrixProduct) and not case.kernel.window]
+    assert products
+    for case in products:
         result = case.make()()
         assert case.kernel.batch * case.kernel.rows * case.kernel.columns == result.numel()
         assert case.kernel.itemsize == result.itemsize
