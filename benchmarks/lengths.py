@@ -233,7 +233,7 @@ def truth(one: LengthsJob, record: Mapping[str, Any]) -> dict[str, list[float]]:
         for size in sizes if number % 2 else sizes[::-1]:
             spent = 0.0
             for rows, length in _collate(job.lengths, samples, size):
-                spent += session.steps.timed_pass(session.batches.make_of_length(rows, length))
+                spent += session.steps.time_pass(session.batches.make_of_length(rows, length))
                 session.steps.clear_gradients()
             if number:  # the first round warms up
                 seconds[str(size)].append(spent)
@@ -311,7 +311,7 @@ def _best(record: Mapping[str, Any]) -> int:
 
 
 def _memory_errors(record: Mapping[str, Any]) -> list[float]:
-    if "memory" not in record:
+    if not record.get("memory"):
         return []
     peaks = record["trace"]["peaks"]
     return [peaks[place] / measured - 1.0 for place, measured in record["memory"].items()]

@@ -58,6 +58,8 @@ class LengthsJob:
         data = {"batch_size": 192, unit: "explore", "max_sequence_length": self.longest}
         if self.in_tokens and with_lengths:
             explore["lengths"]["padding"] = "sorted"
+        elif self.in_tokens:  # without lengths nothing else tells the batch's function its length
+            explore["workload"] = {**explore["workload"], "arguments": {"sequence_length": self.longest}}
         return yaml.safe_dump({"train_input": data, **rest, "explore": explore}, sort_keys=False)
 
     def _command_text(self, explore: dict[str, Any], *, with_lengths: bool, budget_bytes: int | None) -> str:
