@@ -91,6 +91,9 @@ OF_NO_SIZE = (
     "IsADirectoryError",
     "JSONDecodeError",
 )
+# Standard deviation of the elements of a sample between steps, over their mean, from which batches differ in length.
+# Source: chosen; a step that is longer by as much is slower by about that.
+DIFFERENT = 0.1
 # What a start without a step may be, beside a slow one.
 _ELSEWHERE = "where it trains in processes of a cluster (Ray's), give them this PYTHONPATH: docs/commands.md, Ray"
 
@@ -124,6 +127,8 @@ class Learned:
     sizes: SizeCheck = field(default_factory=SizeCheck)  # what arrived at each size
     step_times_s: dict[int, float] = field(default_factory=dict)  # by size that was measured
     first_pass_s: float | None = None  # seconds of the slowest start until its first pass; None before
+    # Tokens of a sample to which the seconds of all sizes are adjusted; None before, or where steps show no tokens
+    tokens_per_sample: float | None = None
     max_samples: int | None = None  # samples of a micro-batch that the data fills; None if unknown
     too_large: int | None = None  # the smallest size that ran out of memory; None for none
     # By size that a start was given, how it failed before its first batch
@@ -139,6 +144,7 @@ class Learned:
             return
         self.note_first_pass(observation.start_time_s)
         self.step_times_s[observation.micro_batch_size] = observation.details["step_time_s"]
+        self.tokens_per_sample = self.tokens_per_sample or observation.details.get("tokens_per_sample")
         found = observation.details.get("arrived")
         if found:
             result = CheckResult(observation.details["verdicts"]["micro_batch_size"])
@@ -350,7 +356,12 @@ class Judge:
         if first is None:
             return replace(blank, reason=f"the model had no batch of {size} after those that were read ahead")
         timed = share_evaluations(reports.ranks)
-        timing = find_slowest(timed, num_warmup=first + WARMUP_STEPS, micro_batch_size=size)
+        timing = find_slowest(
+            timed,
+            num_warmup=first + WARMUP_STEPS,
+            micro_batch_size=size,
+            tokens_per_sample=self.learned.tokens_per_sample or self._find_mean_length(reports),
+        )
         if timing is None or timing.num_steps < MIN_TIMED_STEPS:
             return self._judge_short_training(reports, blank)
         if opened.capacity is not None and not is_cut(reports.ranks, size, opened.capacity):
@@ -362,13 +373,19 @@ class Judge:
             )
         return self._judge_settings(reports, timing, opened, blank)
 
+    def _find_mean_length(self, reports: Reports) -> float | None:
+        """Return the mean of the lengths of samples, where the lists of the loaders are of these samples."""
+        lengths = self.command.sample_lengths
+        is_of_data = any(rank.record.get("num_lists_of_longest", 0) for rank in reports.ranks)
+        return statistics.fmean(lengths) if is_of_data else None
+
     def _note_longest(self, reports: Reports) -> Iterator[str]:
         """Yield that memory was not read with the longest samples, where lengths are given."""
         num_lists = [rank.record.get("num_lists_of_longest", 0) for rank in reports.ranks]
-        if self.command.longest_samples and not any(num_lists):
+        if self.command.sample_lengths and not any(num_lists):
             yield (
                 "memory is that of samples as they came, not of the longest: no DataLoader takes samples by number of "
-                f"as many as explore.lengths has, {self.command.num_data_samples}"
+                f"as many as explore.lengths has, {len(self.command.sample_lengths)}"
             )
 
     def _judge_settings(
@@ -393,6 +410,7 @@ class Judge:
             return replace(blank, outcome=Outcome.OUT_OF_MEMORY, reason=reason, details=details)
         self.learned.num_replicas, self.learned.device_info = num_replicas, describe_device(reports)
         self.learned.step_times_s[size] = timing.step_time_s
+        self.learned.tokens_per_sample = self.learned.tokens_per_sample or timing.tokens_per_sample
         self.learned.kernels = find_kernels(reports)
         return replace(
             blank,
@@ -404,6 +422,7 @@ class Judge:
                 *self._note_end_of_data(reports),
                 *list_notes(reports),
                 *self._note_longest(reports),
+                *_note_lengths(reports, timing),
             ),
             **_describe_times(blank, timing, opened, whole_steps=not self.command.sets_accumulation),
             **describe_memory(reports, needs_least=opened.needs_least),
@@ -439,6 +458,21 @@ class Judge:
         if before is not None or num_samples is None or num_samples >= max(self.candidates, default=0):
             return []
         return [f"an epoch has {counted(num_samples, 'sample')} on each rank: larger sizes are left out"]
+
+
+def _note_lengths(reports: Reports, timing: StepTiming) -> Iterator[str]:
+    """Yield that batches differ in length, where nothing tells the tokens of each."""
+    if timing.tokens_per_sample is not None:
+        return
+    for rank in reports.ranks:
+        elements = [step.num_elements / step.num_samples for step in rank.steps if step.num_samples]
+        if len(elements) > 1 and statistics.stdev(elements) > DIFFERENT * statistics.fmean(elements):
+            yield (
+                f"its batches differ in length ({min(elements):.0f} to {max(elements):.0f} elements a sample), and "
+                "nothing tells the tokens of each, so that a few steps may be longer than usual: give explore.lengths, "
+                "or let batches hold an attention_mask or their lengths"
+            )
+            return
 
 
 def refuse(finding: Finding) -> UserProgramError:
@@ -495,6 +529,7 @@ def _describe_details(reports: Reports, timing: StepTiming, num_replicas: int, m
         "num_ranks": len(reports.ranks),
         "num_replicas": num_replicas,
         "step_time_s": timing.step_time_s,
+        "tokens_per_sample": timing.tokens_per_sample,
         "micro_batches_per_step": timing.micro_batches_per_step,
         "passes_per_step": timing.passes_per_step,
         "optimizers": sorted({name for rank in reports.ranks for name in rank.record["optimizers"]}),

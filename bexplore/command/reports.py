@@ -52,6 +52,8 @@ class Rank:
     # The first step in which its model was given a batch of the probe's size; None if none was seen
     own_from_step: int | None = None
     awaits_own_batches: bool = False  # whether the calls of its model are watched for that
+    # Samples, tokens without padding, and elements of its micro-batches, in the order of reading; empty if unknown
+    tokens: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Rank:
@@ -69,6 +71,7 @@ class Rank:
             before=record["before"],
             own_from_step=record["own_from_step"],
             awaits_own_batches=record["awaits_own_batches"],
+            tokens=tuple((rows, num_tokens, elements) for rows, num_tokens, elements in record["tokens"]),
             record=record,
         )
 
@@ -98,7 +101,7 @@ def _divide_batches(rank: Rank, num_served: int) -> Rank:
         for step in rank.steps
     )
     num_samples = None if rank.num_samples is None else rank.num_samples // num_served
-    return replace(rank, steps=tuple(steps), num_samples=num_samples)
+    return replace(rank, steps=tuple(steps), num_samples=num_samples, tokens=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bexplore.command import watch as watching
 from bexplore.command.judgement import (
     MAX_TIMED_STEPS,
@@ -27,6 +29,7 @@ from bexplore.config.command import Command
 from bexplore.errors import EngineError, UserInputError, UserProgramError
 from bexplore.host.clocks import MOST_TRIES, Stopwatch, Suspension, suspended_text
 from bexplore.host.contention import CpuContention
+from bexplore.host.json_files import write_json
 from bexplore.host.machine import oom_kills
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 
@@ -287,12 +290,8 @@ class CommandRunner:
         return ProbeFolder(path=(parent / (stem if not taken else f"{stem}_{taken + 1}")).resolve())
 
     def _make_observer_settings(self, size: int, accumulation: int | None, capacity: int | None) -> dict[str, Any]:
-        longest = {
-            "longest_samples": self.command.longest_samples[: size * (accumulation or 1)],
-            "num_data_samples": self.command.num_data_samples,
-        }
         return {
-            **(longest if longest["longest_samples"] else {}),
+            **self._find_lengths(size * (accumulation or 1)),
             "micro_batch_size": size,
             "accumulation": accumulation or 1,
             "capacity": capacity,
@@ -303,6 +302,17 @@ class CommandRunner:
             "park_s": watching.PARK_S,
             "life_limit_s": watching.LIFE_LIMIT_S,
         }
+
+    def _find_lengths(self, num_samples: int) -> dict[str, Any]:
+        """Return the longest samples of the data set, and a file with the lengths of all; nothing where unknown."""
+        lengths, path = self.command.sample_lengths, self.settings.run_dir.resolve() / "sample_lengths.json"
+        if not lengths:
+            return {}
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"lengths": lengths})
+        longest = np.argsort(-np.array(lengths), kind="stable")[:num_samples].tolist()
+        return {"longest_samples": longest, "lengths_file": str(path)}
 
     def _watch(self, opened: OpenStart, probe: Probe) -> Watched:
         folder, contention, kills = opened.latest, CpuContention([opened.start.pid]), oom_kills()

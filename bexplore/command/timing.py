@@ -22,6 +22,9 @@ SEVERAL_PASSES = 0.75
 # Samples that the passes of a step take, over its share of what was read, from which a batch is trained with again.
 # Source: halfway between once and twice.
 TAKEN_AGAIN = 1.5
+# Steps that seconds in proportion to the elements count as, beside those from which the slope of a line is fitted.
+# Source: chosen; a few steps tell no slope, and eight tell most of it.
+STEPS_OF_RATIO = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,8 @@ class StepTiming:
     micro_batches_per_step: float  # micro-batches of a step: by the loaders, else by the backward passes of an update
     passes_per_step: float  # backward passes of a step
     num_steps: int  # steps that were timed; where epochs are not of full batches, their times are fewer means
+    # Tokens of a sample for which the seconds are, without padding; None where steps do not show theirs
+    tokens_per_sample: float | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -42,10 +47,15 @@ class StepTiming:
         return statistics.median(self.step_times_s)
 
 
-def time_rank(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTiming | None:
+def time_rank(
+    rank: Rank, *, num_warmup: int, micro_batch_size: int, tokens_per_sample: float | None = None
+) -> StepTiming | None:
     """Return the timing of a rank; None where it has no step after its warm-up.
 
     A step with twice the passes of others (a gradient scaler that skipped an update) counts by its passes.
+
+    Args:
+        tokens_per_sample: For which seconds are given, where steps show their tokens; None for those of the rank.
     """
     pairs = list(pairwise(rank.steps))[max(num_warmup - 1, 0) :]
     if not pairs:
@@ -60,6 +70,14 @@ def time_rank(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
     else:
         counts = _count_micro_batches(timed, micro_batch_size)
         epoch = _find_epoch(rank, micro_batch_size, statistics.median(counts)) or _find_period(timed, micro_batch_size)
+    taken = _find_batches_of_steps(rank)[-len(timed) :]
+    if all(taken):
+        tokens_per_sample = tokens_per_sample or _find_mean(rank.tokens)[0]
+        passes_s = [(s - u) / n for s, u, n in zip(times_s, updates_s, counts, strict=True)]
+        passes_s = adjust_to_tokens(passes_s, [_find_mean(batches) for batches in taken], tokens_per_sample)
+        times_s = [u + n * s for u, n, s in zip(updates_s, counts, passes_s, strict=True)]
+    else:
+        tokens_per_sample = None
     if epoch is not None and epoch.num_steps <= len(timed):
         times_s, updates_s, counts = (epoch.means(values) for values in (times_s, updates_s, counts))
         times_s = [(s - u) / epoch.fill + u for s, u in zip(times_s, updates_s, strict=True)]
@@ -70,7 +88,61 @@ def time_rank(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
         micro_batches_per_step=statistics.median(counts),
         passes_per_step=statistics.median(step.num_passes for step in timed),
         num_steps=len(timed),
+        tokens_per_sample=tokens_per_sample,
     )
+
+
+def _find_mean(batches: Sequence[tuple[int, int, int]]) -> tuple[float, float]:
+    """Return tokens and elements of a sample."""
+    num_samples, num_tokens, num_elements = map(sum, zip(*batches, strict=True))
+    return num_tokens / num_samples, num_elements / num_samples
+
+
+def _find_batches_of_steps(rank: Rank) -> list[tuple[tuple[int, int, int], ...]]:
+    """Return the batches that the passes of each step take, as `Rank.tokens`; empty where they are unknown.
+
+    Passes take batches in the order in which these were read. The first passes may take some that were read ahead at
+    another size.
+    """
+    found: list[tuple[tuple[int, int, int], ...]] = [()] * len(rank.steps)
+    if not rank.tokens or count_micro_batches_per_pass(rank.steps) != 1.0:
+        return found
+    if rank.own_from_step is None:
+        place = min(0, rank.before.get("num_passes", 0) - rank.before.get("num_fetches", 0))
+    else:
+        place = -sum(step.num_passes for step in rank.steps[: rank.own_from_step])
+    for number, step in enumerate(rank.steps):
+        taken = rank.tokens[max(place, 0) : max(place + step.num_passes, 0)]
+        if place >= 0 and len(taken) == step.num_passes:
+            found[number] = taken
+        place += step.num_passes
+    return found
+
+
+def adjust_to_tokens(times_s: Sequence[float], samples: Sequence[tuple[float, float]], mean: float) -> list[float]:
+    """Return the seconds of passes as if their samples had so many tokens in the mean.
+
+    Few steps may have longer samples than others, by which sizes would be told apart. The seconds are taken to be on a
+    line over the tokens of a sample: the regression estimator of Cochran, Sampling Techniques, chapter 7. Its slope is
+    fitted, beside a few steps whose seconds are in proportion to their elements, padding included, and at most twice
+    as steep: samples that are all padded to one length take as long, however many tokens they have.
+
+    Args:
+        samples: Tokens without padding, and elements, of a sample in each pass.
+        mean: Tokens of a sample for which the seconds are wanted.
+    """
+    own_s, (tokens, elements) = np.array(times_s), np.array(samples).T
+    away = tokens - tokens.mean()
+    spread = (away**2).mean()
+    usual = fitted = own_s.mean() / tokens.mean()
+    if spread > 0:
+        usual = max(own_s.mean() / elements.mean() * (away * elements).mean() / spread, 0.0)
+        fitted = (away * own_s).mean() / spread
+    weight = len(own_s) / (len(own_s) + STEPS_OF_RATIO)
+    slope = min(max(weight * fitted + (1 - weight) * usual, 0.0), 2 * usual)
+    # A line may lead below zero, where the mean is far from what was seen.
+    least_s = own_s.min() * min(1.0, mean / tokens.max()) / 2
+    return [float(max(one, least_s)) for one in own_s - slope * (tokens - mean)]
 
 
 def _subtract_evaluations(times_s: Sequence[float], steps: Sequence[Step]) -> list[float]:
@@ -273,12 +345,17 @@ def find_own_step(rank: Rank, num_steps: int) -> int | None:
     return None if is_overdue else first
 
 
-def find_slowest(ranks: Sequence[Rank], *, num_warmup: int, micro_batch_size: int) -> StepTiming | None:
+def find_slowest(
+    ranks: Sequence[Rank], *, num_warmup: int, micro_batch_size: int, tokens_per_sample: float | None = None
+) -> StepTiming | None:
     """Return the timing of the rank with the longest steps; None where a rank has none.
 
     Ranks without a pass of their own (a launcher's helper) have no record.
     """
-    timings = [time_rank(rank, num_warmup=num_warmup, micro_batch_size=micro_batch_size) for rank in ranks]
+    timings = [
+        time_rank(rank, num_warmup=num_warmup, micro_batch_size=micro_batch_size, tokens_per_sample=tokens_per_sample)
+        for rank in ranks
+    ]
     if not timings or any(timing is None for timing in timings):
         return None
     return max((timing for timing in timings if timing is not None), key=lambda one: one.step_time_s)

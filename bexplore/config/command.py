@@ -109,9 +109,8 @@ class Command:
     accumulation: int | None = None
     writes_are_fine: bool = False  # whether the user consents to a command without `{output_dir}`
     is_typed: bool = False  # whether the command stood on the command line and not in the file
-    # Numbers of the longest samples of its data set, the longest first; empty where no lengths are given.
-    longest_samples: tuple[int, ...] = ()
-    num_data_samples: int = 0  # samples of that data set; 0 where no lengths are given
+    # Length of each sample of its data set, in the order of the set; empty where none are given.
+    sample_lengths: tuple[int, ...] = ()
 
     @property
     def placeholders(self) -> set[str]:

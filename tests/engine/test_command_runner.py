@@ -47,6 +47,8 @@ LIMIT_BYTES = 2 * 2**30
 Run = Callable[..., CommandRunner]
 SPAWN = TRAIN.parent / "spawned_training.py"
 READS_AHEAD = TRAIN.parent / "reading_ahead.py"
+MANY_LENGTHS = TRAIN.parent / "many_lengths.py"
+TOKEN_S = 0.0004  # that a token costs there
 SAMPLE_S = 0.004  # that a sample costs there
 
 
@@ -133,6 +135,31 @@ def test_two_ranks_are_two_replicas_also_after_one_out_of_memory(run_of):
 
     assert observation.is_measured
     assert observation.details["num_ranks"] == observation.details["num_replicas"] == 2
+
+
+@pytest.mark.parametrize("tells", ["mask", "lengths", "file"])
+def test_sizes_are_compared_at_the_same_tokens_of_a_sample(run_of, tells):
+    """Size 1 is timed with short samples alone, size 8 with long ones."""
+    given = {"sample_lengths": (10,) * 64 + (50,) * 4032} if tells == "file" else {}
+    runner = run_of(training("--tells", tells, script=MANY_LENGTHS, num_replicas=1, **given))
+
+    found = [runner(probe_of(size, number=number)) for number, size in enumerate((1, 8))]
+
+    tokens = {one.details["tokens_per_sample"] for one in found}
+    assert len(tokens) == 1
+    for one in found:
+        seconds = statistics.median(one.pass_times_s) / (one.micro_batch_size * tokens.copy().pop())
+        assert seconds * 1.05 > TOKEN_S and seconds < 2 * TOKEN_S
+    assert not any("differ in length" in text for one in found for text in one.warnings)
+
+
+def test_batches_of_many_lengths_that_tell_no_tokens_are_warned_of(run_of):
+    runner = run_of(training("--tells", "nothing", script=MANY_LENGTHS, num_replicas=1))
+
+    observation = runner(probe_of(8))
+
+    assert observation.details["tokens_per_sample"] is None
+    assert "its batches differ in length (10 to 50 elements a sample)" in " ".join(observation.warnings)
 
 
 # Out of memory

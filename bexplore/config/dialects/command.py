@@ -12,8 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bexplore.config.code_keys import refuse_usual_command
 from bexplore.config.command import (
     PLACEHOLDERS,
@@ -46,7 +44,6 @@ _ACCUMULATION_KEYS = ("gradient_accumulation_steps", "accumulate_grad_batches")
 # the loaders of LitGPT, PaddleDetection and OpenPCDet.
 _LINKS = ("_base_", "_base_config_", "base_config", "includes", "include", "extends", "defaults", "inherit_from")
 _CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
-_LONGEST_SAMPLES = 4096  # as many as a batch has at most; beyond, they repeat
 _LONGEST_NAME = 4096  # characters of a path on Linux: PATH_MAX
 # An option, an override of Hydra or a variable of that name, without its leading signs.
 _ACCUMULATION_WORD = re.compile(
@@ -84,10 +81,8 @@ def load(
         numbers = dataclasses.replace(numbers, global_batch_size=total)
     argv = tuple(settings.command or ()) or _find_usual_command(problems, own, settings, numbers)
     fixed = _find_fixed_accumulation(argv)
-    longest = _find_longest_samples(problems, settings)
     command = Command(
-        longest_samples=longest[0],
-        num_data_samples=longest[1],
+        sample_lengths=_read_sample_lengths(problems, settings),
         argv=argv,
         env=settings.env,
         file=None if text is None else _make_file(problems, text, own, fixed),
@@ -154,11 +149,11 @@ def _refuse_other_settings(problems: Problems, settings: ExploreSettings) -> Non
         problems.error(("explore", "launcher"), f"{quote(settings.launcher)} is no launcher of a command", hint)
 
 
-def _find_longest_samples(problems: Problems, settings: ExploreSettings) -> tuple[tuple[int, ...], int]:
-    """Return the numbers of the longest samples of the command's data set, the longest first, and how many it has."""
+def _read_sample_lengths(problems: Problems, settings: ExploreSettings) -> tuple[int, ...]:
+    """Return the length of each sample of the command's data set, in its order; none where they are not given."""
     options = settings.lengths
     if options is None:
-        return (), 0
+        return ()
     place: KeyPath = ("explore", "lengths")
     for name in sorted(options.model_fields_set - {"values", "file", "column"}):
         key = {"source": "from"}.get(name, name)
@@ -168,10 +163,7 @@ def _find_longest_samples(problems: Problems, settings: ExploreSettings) -> tupl
             "give the length of each sample, in the order of the data set, by file or values",
         )
     found = None if options.source or options.quantiles else read_lengths(problems, options)
-    if found is None:
-        return (), 0
-    order = np.argsort(-found[0], kind="stable")
-    return tuple(order[:_LONGEST_SAMPLES].tolist()), len(order)
+    return () if found is None else tuple(found[0].tolist())
 
 
 def _read_numbers(settings: ExploreSettings, own: FamilyFile | None, written_size: Any) -> Numbers:
@@ -241,8 +233,8 @@ def _make_job(command: Command, numbers: Numbers, own: FamilyFile | None, docume
         model |= {"file": command.file.name, "values_sha256": _digest(values.encode())}
     if own is not None:
         model |= {"family": own.family.name, "memory": own.memory()}
-    if command.longest_samples:
-        model["longest_samples_sha256"] = _digest(json.dumps(command.longest_samples).encode())
+    if command.sample_lengths:
+        model["sample_lengths_sha256"] = _digest(json.dumps(command.sample_lengths).encode())
     if code := {word: _digest(Path(word).read_bytes()) for word in command.argv if _is_script_of_python(word)}:
         model["code_sha256"] = code
     return Job(

@@ -48,6 +48,8 @@ class AnswerPart:
     training_samples: int | None = None
     next_probe_s: float | None = None  # seconds of the further probe that would save most
     next_probe_saves: float | None = None  # share of `training_time_s` that it is expected to save
+    # Tokens of a sample, without padding, to which a command's steps are adjusted; None where they show none.
+    tokens_per_sample: float | None = None
     smallest_within_tolerance: int | None = None  # the smallest size that ran within the indifference zone of the best
     memory_saved_bytes: int | None = None  # peak memory that this smallest size saves
 
@@ -75,6 +77,7 @@ class AnswerPart:
             training_samples=config.training_samples,
             total_samples_per_s=best.samples_per_s * config.num_replicas if has_total else None,
             pass_time_s=best.micro_batch_size / best.samples_per_s,
+            tokens_per_sample=ran.details.get("tokens_per_sample") if ran is not None else None,
             update_time_s=ran.update_time_s if ran is not None and ran.update_times_s else None,
         )
 
@@ -83,6 +86,7 @@ class AnswerPart:
         texts = {
             "remaining gain": self.remaining_gain(),
             "score": self.score_words(view.tolerance),
+            "tokens": self.tokens_words(),
             "smaller size": self.smaller_size(view.tolerance),
         }
         yield from (Row(label, text) for label, text in texts.items() if text)
@@ -113,6 +117,16 @@ class AnswerPart:
         return (
             f"{self.confidence} out of 100 that it is within {100 * tolerance:g}% of the fastest that fits, "
             f"90 out of 100 that it is within {shown:.1%}"
+        )
+
+    def tokens_words(self) -> str | None:
+        """Return the tokens of a second and of a sample; None where they are unknown."""
+        tokens, samples_per_s = self.tokens_per_sample, self.samples_per_s
+        if tokens is None or samples_per_s is None:
+            return None
+        return (
+            f"{tokens * samples_per_s:,.0f} tokens/s without padding; samples have {tokens:.4g} in the mean, to which "
+            "the seconds of each step are adjusted"
         )
 
     def smaller_size(self, tolerance: float) -> str | None:

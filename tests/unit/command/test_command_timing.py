@@ -8,6 +8,7 @@ import pytest
 
 from bexplore.command.reports import Rank
 from bexplore.command.timing import (
+    adjust_to_tokens,
     expect_step_s,
     find_own_step,
     find_slowest,
@@ -46,6 +47,58 @@ def test_a_rank_that_waits_for_another_ones_evaluation_has_it_too():
 
     for one in share_evaluations(ranks):
         assert time_rank(one, num_warmup=1, micro_batch_size=4).step_times_s == pytest.approx([0.1] * 7)
+
+
+TOKENS = (40, 10, 90, 20, 60, 30, 80, 50)  # of a sample of each batch
+
+
+def with_tokens(tokens, *, num_ahead: int = 0, **fields) -> Rank:
+    """Return a rank whose steps take a second and a hundredth for each token, of batches that are read ahead."""
+    ended_s, steps = 0.0, []
+    for one in [99] * num_ahead + list(tokens):
+        ended_s += 1.0 + 0.01 * one
+        steps.append(step(ended_s))
+    read = tuple((4, 4 * one, 8 * one) for one in [*tokens, *[7] * num_ahead])
+    return rank(steps=tuple(steps), tokens=read, before={"num_fetches": num_ahead, "num_passes": 0}, **fields)
+
+
+@pytest.mark.parametrize("num_ahead", [0, 3])
+@pytest.mark.parametrize("tokens", [TOKENS, TOKENS[::-1], (300, *TOKENS[1:], 500, 700, 900)])
+def test_seconds_are_those_of_samples_of_the_mean_tokens(tokens, num_ahead):
+    timing = time_rank(
+        with_tokens(tokens, num_ahead=num_ahead), num_warmup=num_ahead + 1, micro_batch_size=4, tokens_per_sample=50.0
+    )
+
+    assert timing.tokens_per_sample == 50.0
+    assert timing.step_time_s == pytest.approx(1.5, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [with_tokens(()), with_tokens(TOKENS[:4]), dataclasses.replace(with_tokens(TOKENS), tokens=((4, 9, 9),) * 3)],
+)
+def test_seconds_are_as_they_came_where_the_tokens_of_a_step_are_unknown(given):
+    given = dataclasses.replace(given, steps=rank().steps)
+
+    timing = time_rank(given, num_warmup=1, micro_batch_size=4, tokens_per_sample=50.0)
+
+    assert timing.tokens_per_sample is None
+    assert set(timing.step_times_s) == {1.0}
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        pytest.param([(10.0, 20.0)] * 6, id="all have the mean"),
+        pytest.param([(5.0, 64.0), (10.0, 64.0), (30.0, 64.0), (20.0, 64.0)], id="all are padded to one length"),
+    ],
+)
+def test_seconds_that_tokens_do_not_change_stay(samples):
+    assert adjust_to_tokens([2.0] * len(samples), samples, 10.0) == [2.0] * len(samples)
+
+
+def test_seconds_never_fall_below_zero():
+    assert min(adjust_to_tokens([1.0, 2.0, 9.0], [(100.0, 100.0), (200.0, 200.0), (300.0, 300.0)], 1.0)) > 0
 
 
 AHEAD = {"before": {"num_fetches": 113, "num_passes": 100}}

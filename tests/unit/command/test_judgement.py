@@ -178,9 +178,9 @@ def test_a_start_of_more_replicas_than_its_numbers_are_for_is_refused(learned, w
         judge.check_assumed_replicas(reports)
 
 
-@pytest.mark.parametrize(("longest", "num_lists", "is_told"), [((3, 1), 0, True), ((3, 1), 2, False), ((), 0, False)])
-def test_memory_without_the_longest_samples_is_told_where_they_are_known(learned, longest, num_lists, is_told):
-    command = Command(argv=("train", "{micro_batch_size}"), longest_samples=longest, num_data_samples=5)
+@pytest.mark.parametrize(("lengths", "num_lists", "is_told"), [((9, 5), 0, True), ((9, 5), 2, False), ((), 0, False)])
+def test_memory_without_the_longest_samples_is_told_where_they_are_known(learned, lengths, num_lists, is_told):
+    command = Command(argv=("train", "{micro_batch_size}"), sample_lengths=lengths)
     own = Judge(command=command, candidates=(4,), learned=learned)
     reports = Reports(ranks=(observed(num_lists_of_longest=num_lists),), hellos=(), errors=(), counts={})
 

@@ -203,12 +203,11 @@ def test_a_training_command_shares_its_work_itself(folder):
     assert "explore.parallelism does not work with training commands | remove it" in text
 
 
-def test_a_training_command_is_given_the_longest_samples_of_its_data(folder):
+def test_a_training_command_may_have_the_length_of_each_sample(folder):
     (folder.path.parent / "lengths.txt").write_text("7 90 12 90 3")
     command = folder.load(command_file(lengths="lengths.txt")).command
 
-    assert command.longest_samples == (1, 3, 2, 0, 4)
-    assert command.num_data_samples == 5
+    assert command.sample_lengths == (7, 90, 12, 90, 3)
 
 
 @pytest.mark.parametrize(

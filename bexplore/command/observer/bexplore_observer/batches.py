@@ -10,7 +10,10 @@ from typing import Any, Optional, Tuple
 
 from .exchange import clock
 
-UNKNOWN = -1  # leading dimension of a batch that shows none
+UNKNOWN = -1  # leading dimension, or tokens, of a batch that shows none
+FIELDS = 4  # of a micro-batch in `ReadSet`
+# Ends of names of tensors that are 0 where a batch is padded. Source: tokenizers and image processors of transformers.
+MASKS = ("attention_mask", "pixel_mask")
 DIGEST_ELEMENTS = 1024  # elements of each tensor that are compared between ranks
 OBJECTS_OF_BATCH = 500  # most objects of a batch of a kind of its own that are searched for tensors
 DEPTH_OF_BATCH = 6  # of containers in containers that are searched
@@ -29,7 +32,7 @@ class ReadSet:
     """What was read of a data set."""
 
     def __init__(self) -> None:
-        # Step, leading dimension and elements of each, one after the other: no object is kept for a fetch.
+        # Step, leading dimension, elements and tokens of each, one after the other: no object is kept for a fetch.
         self.micro_batches: array[int] = array("q")
         self.num_samples: int | None = None  # of an epoch of a loader that returned batches of the probe's size
         self.drops_last = False  # whether that loader leaves out a last batch with fewer samples
@@ -37,11 +40,11 @@ class ReadSet:
 
     def count_rows(self) -> dict[int, int]:
         """Return leading dimension -> micro-batches that had it."""
-        return Counter(self.micro_batches[1::3])
+        return Counter(self.micro_batches[1::FIELDS])
 
     def has_size(self, size: int) -> bool:
         """Return whether most of its micro-batches have so many samples."""
-        rows = self.micro_batches[1::3]
+        rows = self.micro_batches[1::FIELDS]
         return 2 * rows.count(size) > len(rows)
 
 
@@ -86,7 +89,7 @@ class Fetches:
 
     def count(self) -> int:
         """Return how many micro-batches of the training were read, those of steps to come included."""
-        return sum(len(read.micro_batches) // 3 for read in self._find_counted())
+        return sum(len(read.micro_batches) // FIELDS for read in self._find_counted())
 
     def begin(self, key: Key) -> ReadSet:
         """Return an account of a further data set."""
@@ -119,11 +122,22 @@ class Fetches:
             step.update(num_fetches=0, num_samples=0, num_elements=0, evaluation_s=0.0)
         for read in self._find_counted():
             values = iter(read.micro_batches)
-            for index, rows, num_elements in zip(values, values, values):
+            for index, rows, num_elements, _ in zip(values, values, values, values):
                 if index < len(steps):
                     steps[index]["num_fetches"] += 1
                     steps[index]["num_samples"] += max(rows, 0)
                     steps[index]["num_elements"] += num_elements
+
+    def list_tokens(self) -> list[tuple[int, int, int]]:
+        """Return samples, tokens and elements of the micro-batches of the training, in the order of reading.
+
+        None where one has not shown its tokens, or several data sets are read.
+        """
+        read = self._find_counted()
+        if len(read) != 1:
+            return []
+        rows, num_elements, num_tokens = (read[0].micro_batches[field::FIELDS] for field in (1, 2, 3))
+        return [] if UNKNOWN in rows or UNKNOWN in num_tokens else list(zip(rows, num_tokens, num_elements))
 
     def _find_training(self) -> dict[Key, ReadSet]:
         """Return the data sets of the training, by key.
@@ -134,7 +148,7 @@ class Fetches:
         turns = self._follow_turns()
         sets = dict(self.sets)  # threads of the program may read meanwhile
         read = {key: one for key, one in sets.items() if key is not None and key[1]} or sets
-        num_steps = {key: len(set(one.micro_batches[::3])) for key, one in read.items()}
+        num_steps = {key: len(set(one.micro_batches[::FIELDS])) for key, one in read.items()}
         least = READ_IN_TRAINING * max(num_steps.values(), default=0)
         found: dict[Key, ReadSet] = {}
         for key, one in read.items():
@@ -163,7 +177,7 @@ class Fetches:
         together = [one for key, one in training.items() if key in joined]
         num_passes = self._turns[-1].num_passes - self._turns[0].num_passes if self._turns else 0
         # Where there are as many passes, each has a batch of its own.
-        if sum(len(one.micro_batches) // 3 for one in together) < SEVERAL_A_PASS * num_passes or len(together) < 2:
+        if sum(len(one.micro_batches) // FIELDS for one in together) < SEVERAL_A_PASS * num_passes or len(together) < 2:
             return list(training.values())
         return [*(one for key, one in training.items() if key not in joined), self._choose(together)]
 
@@ -187,13 +201,13 @@ def _join(together: Sequence[ReadSet]) -> ReadSet:
     for one in together:
         places: Counter[int] = Counter()
         values = iter(one.micro_batches)
-        for step, rows, num_elements in zip(values, values, values):
+        for step, rows, num_elements, _ in zip(values, values, values, values):
             found = parts.setdefault((step, places[step]), [0, 0])
             found[0], found[1] = found[0] + max(rows, 0), found[1] + num_elements
             places[step] += 1
     joint = ReadSet()
     for (step, _), (rows, num_elements) in sorted(parts.items()):
-        joint.micro_batches.extend((step, rows or UNKNOWN, num_elements))
+        joint.micro_batches.extend((step, rows or UNKNOWN, num_elements, UNKNOWN))
     joint.drops_last = any(one.drops_last for one in together)
     return joint
 
@@ -264,6 +278,31 @@ def read_leading_dimension(leaves: Sequence[Any]) -> int | None:
             count, numel = found.get(leaf.shape[0], (0, 0))
             found[leaf.shape[0]] = (count + 1, max(numel, leaf.numel()))
     return max(found, key=lambda rows: found[rows]) if found else None
+
+
+def count_tokens(batch: Any, leaves: Sequence[Any]) -> int:
+    """Return the elements of a batch that are no padding: by its masks, else by its lengths; UNKNOWN without either.
+
+    Lengths are integers, one for each sample, of which the longest is a dimension of another tensor. Nothing is read
+    from a device.
+    """
+    leaves = [leaf for leaf in leaves if leaf.device.type == "cpu"]
+    named = batch if isinstance(batch, dict) else getattr(batch, "data", None)
+    if isinstance(named, dict):
+        found = [value for name, value in named.items() if str(name).endswith(MASKS)]
+        masks = [leaf for leaf in leaves if any(leaf is one for one in found)]
+        if masks:
+            return sum([int(mask.count_nonzero()) for mask in masks])
+    return next((int(leaf.sum()) for leaf in leaves if _are_lengths(leaf, leaves)), UNKNOWN)
+
+
+def _are_lengths(lengths: Any, leaves: Sequence[Any]) -> bool:
+    if lengths.dim() != 1 or not lengths.numel() or lengths.is_floating_point() or lengths.is_complex():
+        return False
+    longest, num_samples = int(lengths.max()), len(lengths)
+    shapes = [tuple(leaf.shape[:2]) for leaf in leaves]
+    is_padded = (num_samples, longest) in shapes or (longest, num_samples) in shapes
+    return is_padded and longest > 1 and int(lengths.min()) >= 1
 
 
 def find_tensors(tree: Any, kind: type) -> list[Any]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from .batches import UNKNOWN, Fetches, ReadSet, digest, find_tensors, read_leading_dimension
-from .exchange import clock
+from .batches import UNKNOWN, Fetches, ReadSet, count_tokens, digest, find_tensors, read_leading_dimension
+from .exchange import clock, parse_json
 
 if TYPE_CHECKING:
     from .steps import Observer
@@ -48,6 +48,7 @@ class LoaderWatch:
         self.num_empty_epochs, self._empty_since_s = 0, 0.0
         self._num_samples: int | None = None  # of an epoch without a batch
         self._num_shown = 0  # batches in a row of which a dimension shows the size
+        self._shows_tokens = True  # whether all batches so far have shown their tokens
         self.digests: list[str] = []
 
     def end_probe(self) -> None:
@@ -84,8 +85,9 @@ class LoaderWatch:
             if self._reads_lists:
                 rows = self._find_listed_rows(rows, read)
             num_elements = leaves[0].numel() if len(leaves) == 1 else sum([leaf.numel() for leaf in leaves])
+            rows, num_tokens = UNKNOWN if rows is None else rows, self._count_tokens(batch, leaves)
             # What is fetched between an update and the next pass is of the next step.
-            read.micro_batches.extend((observer.number_of_step(), UNKNOWN if rows is None else rows, num_elements))
+            read.micro_batches.extend((observer.number_of_step(), rows, num_elements, num_tokens))
             if key[1]:
                 self.note_digest(leaves)
             if self.fetches.turn.is_off or not key[1]:  # of an evaluation
@@ -95,6 +97,15 @@ class LoaderWatch:
                 self._note_read(leaves)
         except Exception as error:
             observer.note("batch", error)
+
+    def _count_tokens(self, batch: Any, leaves: Sequence[Any]) -> int:
+        """Return the tokens of a batch without padding: by the lengths that the user gave, else by the batch."""
+        listed = self.lists.num_tokens
+        if listed != UNKNOWN or not self._shows_tokens:
+            return listed
+        num_tokens = count_tokens(batch, leaves)
+        self._shows_tokens = num_tokens != UNKNOWN
+        return num_tokens
 
     def note_digest(self, leaves: Sequence[Any]) -> None:
         """Keep a digest of one of the first batches.
@@ -158,7 +169,7 @@ class LoaderWatch:
             rows = listed
         if rows == size:
             read.num_samples, read.drops_last = self.lists.num_samples, self.lists.drops_last
-        if self._num_shown >= SHOWN and self.lists.size is None and not self.lists.awaits_longest:
+        if self._num_shown >= SHOWN and self.lists.size is None and not self.lists.sample_lengths:
             self._reads_lists = False
             self.stop_reading_lists()
         return rows
@@ -179,10 +190,12 @@ class IndexLists:
         self.longest_cut = 0  # of all of a start: a probe may live on what the one before left of a list
         self._longest_samples: Sequence[int] = ()  # of the training's data, the longest first
         self._of_longest = range(0)  # which lists of a probe are of these
-        self._num_data_samples, self._num_taken = 0, 0
+        self.sample_lengths: Sequence[int] = ()  # of the training's data, in its order; empty where unknown
+        self._num_taken = 0
         self.num_of_longest = 0  # lists that were
         # Of the list that the last batch was taken from, and of the epoch of its loader; None where there is none.
         self.length: int | None = None
+        self.num_tokens = UNKNOWN
         self.num_samples: int | None = None
         self.drops_last = False
 
@@ -194,7 +207,9 @@ class IndexLists:
     def put_longest(self, settings: Mapping[str, Any]) -> None:
         """Let the step whose memory is read have the longest samples, where the settings of a probe name them."""
         self._longest_samples, num_batches = settings.get("longest_samples", ()), settings.get("accumulation", 1)
-        self._num_data_samples = settings.get("num_data_samples", 0)
+        if "lengths_file" in settings and not self.sample_lengths:
+            with open(settings["lengths_file"]) as file:
+                self.sample_lengths = parse_json(file.read())["lengths"]
         step = settings.get("memory_step", 0)
         self._of_longest = range(step * num_batches, (step + 1) * num_batches if self._longest_samples else 0)
         self._num_taken = self.num_of_longest = 0
@@ -213,25 +228,34 @@ class IndexLists:
         if size is not None and isinstance(index, list) and len(index) <= (self._longest or 0):
             self.num_cut, self.longest_cut = self.num_cut + 1, max(self.longest_cut, len(index))
             index, state.rest = index[:size], index[size:]
-        if self.awaits_longest and isinstance(index, list) and self._is_of_data(state.num_samples):
+        is_of_data = bool(self.sample_lengths) and isinstance(index, list) and self._is_of_data(state)
+        if self.awaits_longest and is_of_data:
             if self._num_taken in self._of_longest:
                 samples = self._longest_samples
                 index = [samples[place % len(samples)] for place in range(len(index))]
                 self.num_of_longest += 1
             self._num_taken += 1
-        state.taken.append((size, len(index) if isinstance(index, (list, tuple)) else None))
+        num_tokens = self._count_tokens(index) if is_of_data else UNKNOWN
+        state.taken.append((size, len(index) if isinstance(index, (list, tuple)) else None, num_tokens))
         return index
 
-    def _is_of_data(self, num_samples: int | None) -> bool:
+    def _count_tokens(self, index: Sequence[Any]) -> int:
+        try:
+            return sum([self.sample_lengths[sample] for sample in index])
+        except (IndexError, TypeError):  # of a sampler that names samples in its own way
+            return UNKNOWN
+
+    def _is_of_data(self, state: _ListState) -> bool:
         """Return whether an epoch has as many samples as lengths are known of, or a rank's share of them."""
-        num_ranks = int(os.environ.get("WORLD_SIZE", 1))
-        return num_samples in (self._num_data_samples, -(-self._num_data_samples // num_ranks))
+        num_lengths, num_ranks = len(self.sample_lengths), int(os.environ.get("WORLD_SIZE", 1))
+        is_share = state.num_samples in (num_lengths, -(-num_lengths // num_ranks))
+        return is_share or num_lengths == state.num_data_samples
 
     def is_stale(self, iterator: Any) -> bool:
         """Return whether the batch that an iterator has returned was loaded for another size; note its lengths."""
         state = self._read_state(iterator)
         self.num_samples, self.drops_last = state.num_samples, state.drops_last
-        size, self.length = state.taken.popleft() if state.taken else (self.size, None)
+        size, self.length, self.num_tokens = state.taken.popleft() if state.taken else (self.size, None, UNKNOWN)
         return size != self.size
 
     def _read_state(self, iterator: Any) -> _ListState:
@@ -245,13 +269,14 @@ class IndexLists:
 class _ListState:
     """What is kept of a loader's iterator: its sampler, the rest of a list, and the lists that batches come from."""
 
-    __slots__ = ("drops_last", "num_samples", "rest", "sampler", "taken")
+    __slots__ = ("drops_last", "num_data_samples", "num_samples", "rest", "sampler", "taken")
 
     def __init__(self, iterator: Any) -> None:
         self.sampler = getattr(iterator, "_sampler_iter", None)
         self.rest: list[Any] = []
-        self.taken: deque[tuple[int | None, int | None]] = deque()  # size and length of each, loaded ahead
-        self.num_samples = read_num_samples(iterator)
+        # Size, length and tokens of each, loaded ahead
+        self.taken: deque[tuple[int | None, int | None, int]] = deque()
+        self.num_samples, self.num_data_samples = read_num_samples(iterator), read_num_data_samples(iterator)
         self.drops_last = bool(getattr(getattr(iterator, "_index_sampler", None), "drop_last", False))
 
 
@@ -266,4 +291,12 @@ def read_num_samples(iterator: Any) -> int | None:
             sampler = getattr(sampler, "sampler", sampler)
         return len(sampler)
     except Exception:  # samples without an end, batches of a sampler of the user's own
+        return None
+
+
+def read_num_data_samples(iterator: Any) -> int | None:
+    """Return the samples of the data set of a loader's iterator; None where it does not tell."""
+    try:
+        return len(iterator._dataset)
+    except Exception:  # samples that are read one after the other
         return None

@@ -93,6 +93,7 @@ def _describe_batches(observer: Observer) -> dict[str, Any]:
         "digests": loaders.digests,
         "drops_last": fetches.drops_last(),
         "list_lengths": fetches.count_list_lengths(),
+        "tokens": fetches.list_tokens(),
         "num_cut_lists": lists.num_cut,
         "num_lists_of_longest": lists.num_of_longest,
         "longest_cut_list": lists.longest_cut,

@@ -15,7 +15,7 @@ from bexplore.command.observer.bexplore_observer.steps import Observer
 
 class Tensor:
     def __init__(self, *shape: int, device: str = "cpu") -> None:
-        self.shape, self.layout = shape, "strided"
+        self.shape, self.layout, self.device = shape, "strided", SimpleNamespace(type=device)
         self.requires_grad = True
 
     def dim(self) -> int:
@@ -26,6 +26,9 @@ class Tensor:
         for length in self.shape:
             count *= length
         return count
+
+    def is_floating_point(self) -> bool:
+        return True
 
     def detach(self) -> Tensor:
         return self

@@ -60,7 +60,7 @@ def read(fetches: Fetches, key: tuple[int, bool], step: int, num_passes: int, ro
     if fetches.reading != key:
         fetches.turn_to(key, num_passes)
     account = fetches.sets.get(key) or fetches.begin(key)
-    account.micro_batches.extend((step, rows, 10 * rows))
+    account.micro_batches.extend((step, rows, 10 * rows, 5 * rows))
 
 
 def test_a_data_set_that_no_pass_follows_is_of_an_evaluation():

@@ -66,7 +66,8 @@ def test_longer_lists_and_single_indices_are_not_cut():
 def with_longest(num_samples: int, **settings) -> tuple[IndexLists, LoaderIterator]:
     lists, iterator = lists_of(4, None), LoaderIterator(num_samples, length=4)
     iterator._index_sampler = SimpleNamespace(sampler=range(num_samples))
-    lists.put_longest({"memory_step": 1, "longest_samples": [30, 20, 10], "num_data_samples": 40} | settings)
+    lists.sample_lengths = list(range(100, 140))
+    lists.put_longest({"memory_step": 1, "longest_samples": [30, 20, 10]} | settings)
     return lists, iterator
 
 
@@ -87,6 +88,18 @@ def test_only_data_of_as_many_samples_is_given_its_longest(monkeypatch, num_samp
     all_of(lists, iterator)
 
     assert lists.num_of_longest == is_of_data
+
+
+def test_a_list_tells_the_tokens_of_its_samples_of_a_sampler_of_the_users_own_too():
+    lists, iterator = with_longest(40)
+    iterator._index_sampler, iterator._dataset = SimpleNamespace(), range(40)
+    all_of(lists, iterator)
+    tokens = []
+    for _ in range(3):
+        lists.is_stale(iterator)
+        tokens.append(lists.num_tokens)
+
+    assert tokens == [100 + 101 + 102 + 103, 130 + 120 + 110 + 130, 108 + 109 + 110 + 111]
 
 
 def test_batches_that_were_loaded_ahead_are_stale_once_the_size_changes():
