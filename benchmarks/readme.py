@@ -164,6 +164,7 @@ PARTS = {
     "published-trainings": readme_tables.published_trainings,
     "kernel-times": readme_tables.kernel_times,
     "whole-steps": readme_tables.whole_steps,
+    "published-collectives": readme_tables.published_collectives,
     "calibrated-jobs": readme_tables.calibrated_jobs,
     "estimated-sweeps": readme_tables.estimated_sweeps,
     "estimate-prior": readme_tables.estimate_prior,

@@ -335,6 +335,12 @@ def estimate_prior() -> str:
     return "\n".join(line for line in lines if line.startswith("|"))
 
 
+def published_collectives() -> str:
+    """How far the model of collectives is from published times, by message."""
+    lines = (RESULTS / "published_collectives.md").read_text().splitlines()
+    return "\n".join(lines[4:]).strip()
+
+
 def whole_steps() -> str:
     """How far sums of estimated kernels are from published passes."""
     lines = (RESULTS / "whole_steps.md").read_text().splitlines()

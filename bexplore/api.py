@@ -53,7 +53,7 @@ def explore(config: Config | str | Path, options: ExploreOptions | None = None) 
 
 
 def _open_exploration(config: Config, options: ExploreOptions) -> Exploration:
-    if config.is_estimated and not config.is_emulated:
+    if config.is_only_estimated:
         return EstimatedExploration(config, options)
     kind = JobExploration if config.command is None else CommandExploration
     return kind(config, options, partial(build_environment, config, options.on_progress))

@@ -29,6 +29,8 @@ _FLOPS_PREFIXES = {"Z": 1e21, "E": 1e18, "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?|\.\d+)\s*([A-Za-z]?)")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
+_BANDWIDTH = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgtKMGT]?)(i?)([bB]its?|[bB]ytes?|[bB])\s*(/\s*s(?:ec)?|ps)\s*")
+_PREFIXES = ("", "k", "m", "g", "t")
 _FEWEST_BYTES = 1024**2  # of a device's memory; a smaller number lacks its unit
 _MOST_THINGS = 10**18
 _LONGEST_TEXT = 40  # characters; no sensible quantity is longer, and a message stays a line
@@ -99,6 +101,27 @@ def parse_seconds(value: str | int | float) -> float:
     if seconds <= 0:
         raise UserInputError(f"a duration must be above 0, not {_show(value)}", hint=hint)
     return seconds
+
+
+def parse_bandwidth(value: str | int | float) -> float:
+    """Read a bandwidth, in bits (`b`) or bytes (`B`) a second: `400Gbit/s`, `50Gbps`, `50GB/s`, `25GiB/s`.
+
+    Returns:
+        Bytes a second, above 0.
+    """
+    hint = "type 50GB/s (bytes), 25GiB/s (bytes, powers of 1024) or 400Gbit/s (bits)"
+    match = _BANDWIDTH.fullmatch(str(value))
+    if match is None:
+        raise UserInputError(f"{_show(value)} is no number of bits or bytes a second", hint=hint)
+    number, prefix, is_binary, unit, per_second = match.groups()
+    if unit == "b" and prefix in ("m", "g", "t") and per_second != "ps":
+        raise UserInputError(f"{_show(value)} is ambiguous: write Gbit/s or GB/s", hint=hint)
+    scale = (1024 if is_binary else 1000) ** _PREFIXES.index(prefix.lower())
+    is_bits = unit == "b" or unit.lower().startswith("bit")
+    bytes_per_s = float(number) * scale / (8 if is_bits else 1)
+    if bytes_per_s <= 0:
+        raise UserInputError(f"a bandwidth must be above 0, not {_show(value)}", hint=hint)
+    return bytes_per_s
 
 
 def format_seconds(seconds: float | None) -> str:

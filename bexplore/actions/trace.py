@@ -36,7 +36,7 @@ from bexplore.run.selection import TracedVariant
 from bexplore.search.space import candidate_sizes
 from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.pass_times import estimate_pass, estimate_update
+from bexplore.trace.pass_times import describe_communication, estimate_pass, estimate_update, find_links
 from bexplore.units import counted
 
 _TOO_OLD = "GPUTooOldForTriton"  # an exception of torch/_inductor/exc.py: Triton starts at compute capability 7.0
@@ -257,11 +257,13 @@ class _Tracer:
             | record
             | {"settings": {}}
             | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
-            | {"estimate": self._estimate(job, cost_model, record)}
+            | {"estimate": self._estimate(config, job, cost_model, record)}
             | {"notes": [*record["notes"], *_notes(config), *_note_of_batch(cost_model, config.minimum)]}
         )
 
-    def _estimate(self, job: Job, cost_model: CostModel, record: dict[str, Any]) -> dict[str, Any] | None:
+    def _estimate(
+        self, config: Config, job: Job, cost_model: CostModel, record: dict[str, Any]
+    ) -> dict[str, Any] | None:
         """Return the estimated time of a pass at each listed size; None without figures of the device.
 
         Those of a processor are measured by `bexplore doctor --calibrate`. The compiler's kernels for a processor are
@@ -277,7 +279,11 @@ class _Tracer:
         if largest is None:
             return None
         fitting = candidate_sizes("all", minimum=minimum, maximum=largest)
-        passes = {size: estimate_pass(known, job, cost_model, size) for size in sorted({*listed, *fitting})}
+        given: dict[str, Any] = {
+            "replica_batch_size": config.replica_batch_size,
+            "network_bytes_per_s": config.settings.network_bandwidth,
+        }
+        passes = {size: estimate_pass(known, job, cost_model, size, **given) for size in sorted({*listed, *fitting})}
         estimated = {size: one for size, one in passes.items() if one is not None}
         if len(estimated) < len(passes):
             return None
@@ -286,6 +292,10 @@ class _Tracer:
         return {
             "device_name": known.name,
             "pass_s": {str(size): estimated[size].seconds for size in listed},
+            "replica_s": {str(size): estimated[size].replica_s for size in listed},
+            "communication": describe_communication(
+                estimated[best], job, find_links(known, job, config.settings.network_bandwidth)
+            ),
             "update_s": None if update is None else update.seconds,
             "relative_sd": math.hypot(find_program_sd(known), max(one.relative_sd for one in estimated.values())),
             "micro_batch_size": best,

@@ -14,7 +14,7 @@ from bexplore.cli.options import Common, common_options
 from bexplore.cli.plan_options import (
     name_options,
     options_in_errors,
-    parse_bandwidth,
+    parse_bandwidth_option,
     parse_batch_sizes,
     parse_device_names,
     parse_devices,
@@ -152,6 +152,6 @@ def _read_network(options: dict[str, Any]) -> Path | float | None:
     if options["bandwidth"] is not None and options["network"] is not None:
         raise UserInputError("--bandwidth and --network each give the speed between replicas", hint="keep one of them")
     if options["bandwidth"] is not None:
-        return parse_bandwidth(options["bandwidth"])
+        return parse_bandwidth_option(options["bandwidth"])
     path: Path | None = options["network"]
     return path

@@ -8,17 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 
-from bexplore.errors import UserInputError, require
+from bexplore.errors import UserInputError
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.planning.request import MOST_DEVICES, Amount, Devices
-from bexplore.units import parse_count, parse_seconds
+from bexplore.units import parse_bandwidth, parse_count, parse_seconds
 
 _BATCH = re.compile(r"\s*(.*?)\s*(?:(tok|token|tokens)|(samples?))?\s*", re.IGNORECASE)
 _RATE = re.compile(r"\s*(.+?)\s*(?:(samples?)|(tok|token|tokens))?\s*/\s*s(?:ec|econd)?\s*", re.IGNORECASE)
 _DEVICES = re.compile(r"\s*(?:(\d{1,7})\s*[xX]\s*)?(\d{1,7})\s*")
-_BANDWIDTH = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgtKMGT]?)(i?)([bB]its?|[bB]ytes?|[bB])\s*(/\s*s(?:ec)?|ps)\s*")
 _WHOLE = re.compile(r"\s*([\d.,_]+(?:[eE]\+?\d+)?)\s*([A-Za-z]?)\s*")
-_PREFIXES = ("", "k", "m", "g", "t")
 
 
 # Field of a plan request, or parameter of `bexplore.plan` -> its option.
@@ -130,20 +128,13 @@ def parse_until(text: str) -> float:
         raise UserInputError(f"--until: {error.message}", hint="type --until 30d, 12h or 1h30m") from None
 
 
-def parse_bandwidth(text: str) -> float:
-    """Read a bandwidth, in bits (`b`) or bytes (`B`) a second: `400Gbit/s`, `50Gbps`, `50GB/s`, `25GiB/s`."""
-    hint = "type --bandwidth 50GB/s (bytes), 25GiB/s (bytes, powers of 1024) or 400Gbit/s (bits)"
-    match = _BANDWIDTH.fullmatch(text)
-    if match is None:
-        raise UserInputError(f'--bandwidth "{text}" is no number of bits or bytes a second', hint=hint)
-    number, prefix, is_binary, unit, per_second = match.groups()
-    if unit == "b" and prefix in ("m", "g", "t") and per_second != "ps":
-        raise UserInputError(f'--bandwidth "{text}" is ambiguous: write Gbit/s or GB/s', hint=hint)
-    scale = (1024 if is_binary else 1000) ** _PREFIXES.index(prefix.lower())
-    is_bits = unit == "b" or unit.lower().startswith("bit")
-    bytes_per_s = float(number) * scale / (8 if is_bits else 1)
-    require(bytes_per_s > 0, "--bandwidth must be above 0", hint)
-    return bytes_per_s
+def parse_bandwidth_option(text: str) -> float:
+    """Read `--bandwidth`, bytes a second."""
+    try:
+        return parse_bandwidth(text)
+    except UserInputError as error:
+        hint = error.hint.replace("type ", "type --bandwidth ")
+        raise UserInputError(f"--bandwidth: {error.message}", hint=hint) from None
 
 
 def parse_batch_sizes(text: str) -> tuple[Amount, ...]:

@@ -151,6 +151,11 @@ class Config:
         return self.settings.device_name is not None and runs
 
     @property
+    def is_only_estimated(self) -> bool:
+        """Whether an exploration estimates speed and memory, and runs nothing."""
+        return self.is_estimated and not self.is_emulated
+
+    @property
     def sizes_per_start(self) -> int:
         """Sizes that one start of a command may serve: where kernels are recorded, its own alone."""
         return 1 if self.is_estimated else self.settings.sizes_per_start

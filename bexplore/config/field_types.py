@@ -13,7 +13,7 @@ from bexplore.config.document.reader import KeyPath, quote
 from bexplore.errors import BexploreError, close_match
 from bexplore.host.secret_values import MASK
 from bexplore.job.batching import MAX_SAMPLES
-from bexplore.units import parse_device_memory, parse_seconds
+from bexplore.units import parse_bandwidth, parse_device_memory, parse_seconds
 
 _PrecisionWord = Literal["float32", "bfloat16", "autocast_bfloat16", "autocast_float16"]
 _CheckpointingWord = Literal["none", "selective", "full"]
@@ -80,6 +80,10 @@ def _size(value: Any) -> Any:
     if _is_number(value) and 0 < value < 1:
         raise SettingError(f"{value:g} is less than a byte", "a reserve is a size, such as 2GiB, not a fraction")
     return _as_setting_error(parse_device_memory, value)
+
+
+def _bandwidth(value: Any) -> Any:
+    return None if value is None else _as_setting_error(parse_bandwidth, value)
 
 
 def _duration(value: Any) -> Any:
@@ -193,6 +197,7 @@ _CANDIDATES_SCHEMA = {
 }
 Memory = Annotated[str | float | int, BeforeValidator(_memory), WithJsonSchema(_SIZE_SCHEMA)]
 Size = Annotated[str | int, BeforeValidator(_size), WithJsonSchema(_SIZE_SCHEMA)]
+Bandwidth = Annotated[float | None, BeforeValidator(_bandwidth), WithJsonSchema({"type": ["string", "null"]})]
 Seconds = Annotated[float, BeforeValidator(_duration), WithJsonSchema(_SECONDS_SCHEMA)]
 Duration = Annotated[float | None, BeforeValidator(_duration), WithJsonSchema(_DURATION_SCHEMA)]
 Percent = Annotated[float, BeforeValidator(_percent)]

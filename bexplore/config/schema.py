@@ -25,6 +25,7 @@ from bexplore.config.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.field_types import (
     Address,
+    Bandwidth,
     Candidates,
     Checkpointing,
     Duration,
@@ -413,6 +414,11 @@ class ExploreSettings(_Section):
         description="An NVIDIA device that is not here, such as h100 or 8xh100. Speed on it is estimated; a training "
         "command, or a job with a launcher, is run on an emulated one, which tells what fits; this: a job's speed on "
         "this machine's processor is estimated, once it was calibrated; null: the devices of this machine.",
+    )
+    network_bandwidth: Bandwidth = Field(
+        None,
+        description="Bus bandwidth between nodes, such as 50GB/s or 400Gbit/s, by which what ranks on several nodes "
+        "exchange is estimated; null: not known.",
     )
     emulate: bool = Field(
         False,

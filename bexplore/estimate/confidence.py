@@ -1,8 +1,8 @@
 """How sure the order of estimated sizes is: draws of the errors in which sizes differ.
 
-An error that all sizes have in common leaves their order alone. Three others do not: that of the host's calls, for
-which small sizes wait most; errors that grow slowly with the size; and those of single shapes, which only sizes that
-are nearly the same have in common.
+An error that all sizes have in common leaves their order alone. Four others do not: that of the host's calls, for
+which small sizes wait most; that of the links between ranks, likewise; errors that grow slowly with the size; and those
+of single shapes, which only sizes that are nearly the same have in common.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bexplore.estimate.collectives import StepExposure
 from bexplore.estimate.dispatch import HOST_SD, overlap_seconds
 
 # Standard deviation of ln of the speed of one size over that of its half. Source:
@@ -35,6 +36,7 @@ class SizeEstimate:
     host_s: float = 0.0  # of the host for its calls, the same for every size of a program
     memory_share: float = 0.0  # of the memory budget that it needs, 0 to 1 where it fits
     variant: int = 0  # which variant of the job
+    communication: StepExposure | None = None  # what ranks exchange meanwhile
 
 
 class ErrorDraws:
@@ -46,6 +48,7 @@ class ErrorDraws:
         *,
         memory_sd: float = 0.0,
         doubling_sd: float = DOUBLING_SD,
+        link_sd: float = 0.0,
         seed: int = 0,
     ) -> None:
         """Draw.
@@ -53,6 +56,7 @@ class ErrorDraws:
         Args:
             doubling_sd: Standard deviation of ln of the speed of one size over that of its half.
             memory_sd: Standard deviation of ln of the memory's error, which all sizes have in common.
+            link_sd: The same of the seconds of collectives.
         """
         self._at = {(one.micro_batch_size, one.variant): place for place, one in enumerate(estimates)}
         random = np.random.default_rng(seed)
@@ -60,10 +64,14 @@ class ErrorDraws:
         errors = random.standard_normal((NUM_DRAWS, len(estimates))) @ np.linalg.cholesky(covariance).T
         host_s = np.array([one.host_s for one in estimates]) * np.exp(HOST_SD * random.standard_normal((NUM_DRAWS, 1)))
         seconds = overlap_seconds(np.array([one.seconds for one in estimates]) * np.exp(errors), host_s)
-        # (num_draws, num_sizes), ln(samples/s)
-        self.log_speed = np.log([one.micro_batch_size for one in estimates]) - np.log(seconds)
         needed = np.array([one.memory_share for one in estimates])
         self.fits = needed * np.exp(memory_sd * random.standard_normal((NUM_DRAWS, 1))) <= 1.0
+        link_factor = np.exp(link_sd * random.standard_normal(NUM_DRAWS))
+        for place, one in enumerate(estimates):
+            if one.communication is not None:
+                seconds[:, place] += one.communication.exposed_s(seconds[:, place], link_factor)
+        # (num_draws, num_sizes), ln(samples/s)
+        self.log_speed = np.log([one.micro_batch_size for one in estimates]) - np.log(seconds)
 
     def has(self, micro_batch_size: int, variant: int = 0) -> bool:
         """Return whether a size was drawn."""

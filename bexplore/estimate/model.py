@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from bexplore.estimate.collectives import StepExposure
 from bexplore.estimate.dispatch import HOST_SD, device_weight, overlap_seconds
 from bexplore.estimate.efficiencies import (
     Efficiencies,
@@ -72,6 +73,7 @@ class Bound(StrEnum):
     BANDWIDTH = "bandwidth"
     LAUNCH = "launch"
     HOST = "host"  # the device waits for the host's next call
+    COMMUNICATION = "communication"  # the device waits for other ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,18 @@ class Estimate:
     shares: Mapping[Bound, float]  # of the time, by what bounds each kernel
     kernels_s: float = 0.0  # of the kernels alone
     host_s: float = 0.0  # of the host's calls alone; 0 where they are not known
+    communication: StepExposure | None = None  # what ranks exchange meanwhile; None where nothing is counted
+    exposed_s: float = 0.0  # of that, which computation does not hide and `seconds` hold
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds of a rank that exchanges nothing."""
+        return self.seconds - self.exposed_s
+
+    @property
+    def replica_s(self) -> float:
+        """Seconds of a replica that exchanges nothing with others; its own ranks may share matrices."""
+        return self.alone_s + (0.0 if self.communication is None else self.communication.inner.waited_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +224,32 @@ def _add_host(alone: Estimate, host_s: float) -> Estimate:
         relative_sd=math.hypot(weight * alone.relative_sd, (1.0 - weight) * HOST_SD),
         own_sd=weight * alone.own_sd,
         shares=shares | ({Bound.HOST: waiting} if waiting > 0 else {}),
+    )
+
+
+def add_communication(alone: Estimate, communication: StepExposure, *, relative_sd: float) -> Estimate:
+    """Return the time of a pass with what its ranks exchange, the mean over the passes of a step.
+
+    Args:
+        relative_sd: Standard deviation of ln of the seconds of collectives.
+    """
+
+    def total_s(compute_factor: float = 1.0, factor: float = 1.0) -> float:
+        compute_s = compute_factor * alone.seconds
+        return compute_s + float(communication.exposed_s(compute_s, factor))
+
+    seconds = total_s()
+    by_compute = math.log(total_s(compute_factor=math.exp(alone.relative_sd)) / seconds)
+    by_collectives = math.log(total_s(factor=math.exp(relative_sd)) / seconds)
+    shares = {bound: share * alone.seconds / seconds for bound, share in alone.shares.items()}
+    waiting = 1.0 - alone.seconds / seconds
+    return replace(
+        alone,
+        seconds=seconds,
+        relative_sd=math.hypot(by_compute, by_collectives),
+        shares=shares | ({Bound.COMMUNICATION: waiting} if waiting > 0 else {}),
+        communication=communication,
+        exposed_s=seconds - alone.seconds,
     )
 
 

@@ -22,7 +22,7 @@ from bexplore.exploration.finish import Finish
 from bexplore.exploration.job import JobExploration, TracedJob
 from bexplore.exploration.memory_budget import describe_absent_memory
 from bexplore.host.accelerators import Device
-from bexplore.job import Precision
+from bexplore.job import Job, Mode, Precision
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.run import run_directory
 from bexplore.run.parts.estimate import FULL_WAVES, Waves
@@ -31,7 +31,7 @@ from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Event, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.trace.cost_model import KernelKind, TracedKernel
-from bexplore.trace.pass_times import estimate_pass, estimate_update
+from bexplore.trace.pass_times import describe_communication, estimate_pass, estimate_update, find_links
 from bexplore.units import format_bytes
 
 # Of the trace's error, within which memory must fit: a size that fits with 84 of 100.
@@ -44,9 +44,20 @@ class EstimateRunner:
     """Answers probes by estimates, of several variants of a job; a runner without hardware."""
 
     def __init__(
-        self, device: Device | Calibration, programs: Sequence[TracedProgram], *, budget_bytes: int, smallest: int
+        self,
+        device: Device | Calibration,
+        programs: Sequence[TracedProgram],
+        *,
+        budget_bytes: int,
+        smallest: int,
+        replica_batch_size: int | None = None,
+        network_bytes_per_s: float | None = None,
     ) -> None:
         self.device = device
+        self.of_step: dict[str, Any] = {
+            "replica_batch_size": replica_batch_size,
+            "network_bytes_per_s": network_bytes_per_s,
+        }
         self.smallest = smallest  # size, which is not refused for the error of the trace alone
         self.programs = programs
         self.budget_bytes = budget_bytes
@@ -76,13 +87,17 @@ class EstimateRunner:
                 f"with what the allocator holds, to within {2 * model.relative_sd:.0%}"
             )
             return Observation(outcome=Outcome.OUT_OF_MEMORY, reason=reason, details={"settings": own}, **given)
-        seconds = self.estimate(size, probe.variant).seconds
+        found = self.estimate(size, probe.variant)
         update = estimate_update(self.device, model)
         return Observation(
             outcome=Outcome.ESTIMATED,
-            pass_times_s=(seconds, seconds),  # two, which differ by nothing: an estimate has no noise
+            pass_times_s=(found.seconds, found.seconds),  # two, which differ by nothing: an estimate has no noise
             update_times_s=() if update is None else (update.seconds,),
-            details={"settings": own, "estimate": self._describe(size, probe.variant)},
+            details={
+                "settings": own,
+                "estimate": self._describe(size, probe.variant),
+                **describe_passes(found, self.programs[probe.variant].job),
+            },
             elapsed_s=time.monotonic() - began_s,
             **given,
         )
@@ -95,7 +110,7 @@ class EstimateRunner:
     def estimate(self, micro_batch_size: int, variant: int) -> Estimate:
         """Return the time of a pass."""
         program = self.programs[variant]
-        found = estimate_pass(self.device, program.job, program.cost_model, micro_batch_size)
+        found = estimate_pass(self.device, program.job, program.cost_model, micro_batch_size, **self.of_step)
         if found is None or not found.seconds:
             has_kernels = bool(program.cost_model.kernels)
             why = "no figures of its arithmetic are published" if has_kernels else "its trace has no kernels"
@@ -113,13 +128,16 @@ class EstimateRunner:
                     seconds=one.kernels_s,
                     own_sd=one.own_sd,
                     host_s=one.host_s,
+                    communication=one.communication,
                     memory_share=self.memory_share(size, variant),
                     variant=variant,
                 )
                 estimates.append(own)
         memory_sd = max(program.cost_model.relative_sd for program in self.programs)
         doubling_sd = PROCESSOR_DOUBLING_SD if isinstance(self.device, Calibration) else DOUBLING_SD
-        return ErrorDraws(estimates, memory_sd=memory_sd, doubling_sd=doubling_sd, seed=seed)
+        links = find_links(self.device, self.programs[0].job)
+        link_sd = 0.0 if links is None else links.relative_sd
+        return ErrorDraws(estimates, memory_sd=memory_sd, doubling_sd=doubling_sd, link_sd=link_sd, seed=seed)
 
     def _describe(self, micro_batch_size: int, variant: int) -> dict[str, Any]:
         program, found = self.programs[variant], self.estimate(micro_batch_size, variant)
@@ -132,12 +150,26 @@ class EstimateRunner:
             "device_name": self.device.name,
             "program": "" if isinstance(device, Calibration) else program.of_processor,
             "pass_s": found.seconds,
+            "communication": describe_communication(
+                found, program.job, find_links(device, program.job, self.of_step["network_bytes_per_s"])
+            ),
             "update_s": None if update is None else update.seconds,
             "relative_sd": math.hypot(find_program_sd(device), found.relative_sd),
             "shares": {bound.value: share for bound, share in found.shares.items()},
             "waves": None if waves is None else dataclasses.asdict(waves),
             "mfu": model.model_flops(micro_batch_size) / (found.seconds * peak) if has_peak and peak else None,
         }
+
+
+def describe_passes(found: Estimate, job: Job) -> dict[str, Any]:
+    """Return the passes of a step by kind, as a rank that ran reports them; nothing where ranks exchange nothing."""
+    step = found.communication
+    if step is None:
+        return {}
+    inner_s, last_s = (found.alone_s + float(one.exposed_s(found.alone_s)) for one in (step.inner, step.last))
+    differ = job.mode is Mode.TRAIN and job.training_parallelism.synchronizes_last
+    steps = round(1 / step.last_share) if step.last_share else None
+    return {"parallel": {"accumulation_steps": steps, "pass_times_by_kind_s": [(inner_s, last_s)] if differ else []}}
 
 
 def find_waves(device: Device, kernels: Sequence[TracedKernel], micro_batch_size: int) -> Waves | None:
@@ -224,11 +256,23 @@ class EstimatedExploration(JobExploration):
         ]
         own = [TracedProgram(job=self.config.job, cost_model=held.cost_model)]
         runner = EstimateRunner(
-            self._device, programs or own, budget_bytes=held.budget.budget_bytes, smallest=self.config.minimum
+            self._device,
+            programs or own,
+            budget_bytes=held.budget.budget_bytes,
+            smallest=self.config.minimum,
+            replica_batch_size=self.config.replica_batch_size,
+            network_bytes_per_s=self.config.settings.network_bandwidth,
         )
         if searched:
             runner.settings_of = [dict(one.settings) for one in searched]
         return runner
+
+    def _notices(self) -> tuple[str, ...]:
+        device, job = self._device, self.config.job
+        links = find_links(device, job, self.config.settings.network_bandwidth)
+        if links is None:
+            return super()._notices()
+        return (f"{job.training_parallelism}: {links.describe(job.training_parallelism.num_ranks)}",)
 
     def _settings(self) -> SearchSettings:
         """Return settings without a verification: there is one program, which is not compiled for a size of its own."""

@@ -85,7 +85,7 @@ class Finish:
         finished = replace(measured, checks=checks, search=search)
         if finished.is_emulated:
             finished = without_speeds(finished)
-        elif finished.is_estimated:
+        elif self.config.is_emulated:
             finished = without_clock(finished)
         if not is_interrupted:
             self.run.write_result(finished)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bexplore.errors import UserInputError
 from bexplore.host.accelerators import COLLECTIVES_BYTES, CUDA_CONTEXT_BYTES
 from bexplore.host.machine import available_memory_bytes, total_memory_bytes
-from bexplore.job import Job, Mode, Precision, device_kind
+from bexplore.job import Job, Mode, device_kind
 from bexplore.search.space import MemoryAccount
 from bexplore.units import format_bytes
 
@@ -40,7 +40,7 @@ def count_gradient_bytes(job: Job, num_parameters: int | None) -> int | None:
     """Return the bytes of one copy of a job's gradients; None where its parameters are unknown or not trained."""
     if num_parameters is None or job.mode is Mode.EVAL:
         return None
-    return num_parameters * (2 if job.precision is Precision.BFLOAT16 else 4)  # autocast keeps weights in float32
+    return num_parameters * job.precision.weight_bytes
 
 
 def describe_absent_memory(memory_bytes: int) -> dict[str, int]:

@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from bexplore.errors import UserInputError
@@ -151,6 +152,52 @@ _CHIPS = {
 }
 
 
+class LinkKind(StrEnum):
+    """What joins the devices of a node."""
+
+    NVLINK = "NVLink"
+    PCIE = "PCIe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """How a device is joined to the others of its node."""
+
+    kind: LinkKind
+    bytes_per_s: float  # one way, of all links of the device, as NCCL counts with
+    num_devices: int  # of a node
+
+
+# Bytes/s one way that NCCL counts with: of an NVLink, by compute capability, and of 16 lanes of the third generation of
+# PCIe, which each later one doubles. Source: NVIDIA/nccl, src/graph/topo.h (SM70_NVLINK_BW and so on, PCI_BW) and
+# kvDictPciGen in topo.cc. Published peaks, 25 and 50 GB/s of an NVLink and 15.75 GB/s of those lanes, are a fifth more.
+_NVLINK_BYTES_PER_S = {(7, 0): 20e9, (8, 0): 20e9, (9, 0): 20.6e9, (10, 0): 40.1e9, (10, 3): 40.1e9}
+_PCIE_BYTES_PER_S = 12e9
+# Key in DEVICES -> NVLinks of a device, where they join all devices of a node, by a switch or (V100) as a mesh; bridges
+# of pairs do not. Source: NVIDIA's data sheets: V100 300 GB/s both ways in all, A100 600, A800 400, H100, H200 and H20
+# 900, H800 400, B200, B300 and GB200 1,800; each NVLink has 50, from Blackwell on 100.
+_NVLINKS = {"v100": 6, "v100-16gb": 6, "a100": 12, "a100-40gb": 12, "a800": 8, "a800-40gb": 8, "h100": 18, "h200": 18}
+_NVLINKS |= {"h800": 8, "h20": 18, "h20-3e": 18, "b200": 18, "b300": 18, "gb200": 18}
+# Keys of devices with 8 lanes, and of those that are alone in their node. Source: NVIDIA's data sheets.
+_EIGHT_LANES = frozenset(["a2", "rtx-4060", "rtx-4060-ti", "rtx-4060-ti-16gb", "rtx-5060-ti", "rtx-5060-ti-16gb"])
+_ALONE = frozenset(["gh200", "gb10"])
+# Devices of a node. Source: NVIDIA's HGX and DGX systems from Volta to Blackwell have 8; a rack of GB200, whose NVLinks
+# join all of it, has 72.
+_DEVICES_OF_NODE, _DEVICES_OF_RACK = 8, {"gb200": 72}
+
+
+def _find_links(key: str, capability: tuple[int, int] | None) -> Links | None:
+    if capability is None or key in _ALONE:
+        return None
+    num_devices = _DEVICES_OF_RACK.get(key, _DEVICES_OF_NODE)
+    if key in _NVLINKS:
+        speed = _NVLINKS[key] * _NVLINK_BYTES_PER_S[capability]
+        return Links(kind=LinkKind.NVLINK, bytes_per_s=speed, num_devices=num_devices)
+    doublings = 0 if capability < (8, 0) else 1 if capability < (9, 0) else 2
+    speed = _PCIE_BYTES_PER_S * 2**doublings / (2 if key in _EIGHT_LANES else 1)
+    return Links(kind=LinkKind.PCIE, bytes_per_s=speed, num_devices=num_devices)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One accelerator."""
@@ -167,6 +214,7 @@ class Device:
     bfloat16_flops_per_s: float | None
     bandwidth_bytes_per_s: float | None  # peak of the memory
     chip: Chip | None = None  # what the driver tells beside; None where it is not a CUDA device
+    links: Links | None = None  # to other devices of a node; None where it is alone there, or not a CUDA device
 
     @property
     def float32_flops_per_s(self) -> float | None:
@@ -308,7 +356,10 @@ DEVICES = {
     "mi355x": _device("AMD Instinct MI355X", "288gb oam", 287.98, None, None, 2500, 8.0),  # 287.98
 }
 
-DEVICES = {key: replace(device, chip=_CHIPS.get(key)) for key, device in DEVICES.items()}
+DEVICES = {
+    key: replace(device, chip=_CHIPS.get(key), links=_find_links(key, device.capability))
+    for key, device in DEVICES.items()
+}
 
 # Words of a name that distinguish no devices.
 _IGNORED_WORDS = frozenset(

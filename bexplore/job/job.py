@@ -42,6 +42,11 @@ class Precision(StrEnum):
     AUTOCAST_BFLOAT16 = "autocast_bfloat16"  # float32 weights, bfloat16 arithmetic in the operators of torch.autocast
     AUTOCAST_FLOAT16 = "autocast_float16"  # with gradient scaling; CUDA only
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of an element of a weight, and of its gradient."""
+        return 2 if self is Precision.BFLOAT16 else 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileSettings:
@@ -191,6 +196,11 @@ class Job:
     activation_memory_budget: float = 1.0  # share of the activations, 0 to 1, that the compiler keeps
     # Folder put first on the import path of a worker (that of the configuration); None for none.
     import_root: str | None = None
+
+    @property
+    def training_parallelism(self) -> Parallelism:
+        """How the ranks of the training share the work; replicas that are not said to share it hold whole copies."""
+        return self.parallelism if self.parallelism.is_distributed else self.parallelism.with_ranks(self.num_replicas)
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary that `records.from_record` turns back into an equal job.

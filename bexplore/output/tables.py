@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bexplore.job import Parallelism
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.output.table import Table
+from bexplore.run.parts.estimate import EstimatedCommunication
 from bexplore.trace.cost_model import describe_source
 from bexplore.units import counted, format_bytes, format_flops, format_rate, format_seconds
 
@@ -74,8 +75,16 @@ def _estimated_best(record: Mapping[str, Any]) -> list[str]:
         f"Estimated for {estimate['device_name']}, not run: the fastest size that fits is "
         f"{estimate['micro_batch_size']}. Samples of a pass, to within "
         f"{2 * estimate['relative_sd']:.0%} (two standard deviations){_update_words(estimate['update_s'])}; "
-        "see docs/estimates.md."
+        "see docs/estimates.md.",
+        *_communication_words({"": estimate}),
     ]
+
+
+def _communication_words(estimates: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what ranks exchange at the fastest size, by the words that tell estimates apart."""
+    for words, estimate in estimates.items():
+        if estimate.get("communication"):
+            yield f"Communication{words}: {EstimatedCommunication(**estimate['communication']).words}."
 
 
 def _update_words(update_s: float | None) -> str:
@@ -109,6 +118,9 @@ def compared_devices_table(records: Sequence[Mapping[str, Any]], *, width: int |
         *table.as_lines(width),
         "",
         *_cheapest(records),
+        *_communication_words(
+            {f" on {record['named_device']}": one for record, one in zip(records, estimates, strict=True)}
+        ),
         *_error_of_estimates(estimates),
         *((f"No estimate for {', '.join(unknown)}: {why}.",) if unknown else ()),
     ]

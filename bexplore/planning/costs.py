@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bexplore.estimate.collectives import Communication, Interconnect
 from bexplore.job import Job, Parallelism, Precision
 from bexplore.job.batching import Divisibility, is_valid_global_batch_size, sizes_that_keep
+from bexplore.trace.communication import find_communication
 from bexplore.trace.cost_model import CostModel
 
 # Probability that a size fits, from which its predicted speed may be planned. Source: a choice: between sizes that ran,
@@ -110,6 +112,7 @@ class StepCosts:
     memory_budget_bytes: int | None = None  # for the tensors of a rank; None if unknown
     sizes: int = 0  # micro-batch sizes that fit, where passes are not known: from 1 to this
     device_name: str = ""  # of the device; empty if unknown
+    interconnect: Interconnect | None = None  # links of such devices by what is published; None if unknown
     is_on_cpu: bool = False  # whether it is the CPU, whose cores also do the communication
     precision: Precision | None = None  # of the job's arithmetic; None if unknown
     peak_flops_per_s: float | None = None  # published peak of the device in bfloat16; None where it is in no table
@@ -135,6 +138,19 @@ class StepCosts:
     def largest_useful_size(self) -> int:
         """The size that a batch should feed: the file's own, the recommended one, or the largest that fits; 0: none."""
         return self.micro_batch_size or max(self.passes, default=self.sizes)
+
+    def find_communication(self, parallelism: Parallelism, division: float = 1.0) -> Communication:
+        """Return what a rank exchanges with other replicas, of gradients that are known.
+
+        Args:
+            parallelism: How ranks share the work.
+            division: The gradients of a rank that was timed, over those of such a rank before replicas share them.
+        """
+        assert self.gradient_bytes is not None  # the caller has asked
+        itemsize = (self.precision or Precision.FLOAT32).weight_bytes
+        return find_communication(
+            parallelism, self.gradient_bytes / division, num_blocks=self.num_blocks, itemsize=itemsize
+        )
 
     def find_cost(self, size: int) -> PassCost | None:
         """Return the cost of a pass of a size that ran, or of one between two that ran; None of others.

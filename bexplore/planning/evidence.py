@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bexplore.diagnosis.profiled import NetworkEvidence, find_network_bottlenecks, find_profile_bottlenecks
 from bexplore.errors import BexploreError
+from bexplore.estimate.collectives import Collective
 from bexplore.measurement.profile import Profile, ProfiledCollective
 from bexplore.planning.api import read_source
 from bexplore.planning.costs import StepCosts
-from bexplore.planning.network import Collective, NetworkFigures, find_communication
+from bexplore.planning.network import NetworkFigures
 from bexplore.run.parts.checks import Bottleneck
 from bexplore.run.run_directory import Run
 
@@ -56,6 +57,6 @@ def _explain_pass(costs: StepCosts, figures: NetworkFigures, accumulation_steps:
     """Return the seconds of all collectives of a pass, the mean over those of a step; None where bytes are unknown."""
     if costs.gradient_bytes is None or not costs.parallelism.is_distributed:
         return None
-    exchanged = find_communication(costs.parallelism, costs.gradient_bytes, num_blocks=costs.num_blocks)
+    exchanged = costs.find_communication(costs.parallelism)
     inner_s = exchanged.seconds(figures, is_last=False)
     return inner_s + (exchanged.seconds(figures, is_last=True) - inner_s) / accumulation_steps

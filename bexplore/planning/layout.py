@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bexplore.errors import UserInputError, require
+from bexplore.estimate.collectives import Interconnect, Network
 from bexplore.host.accelerators import COLLECTIVES_BYTES
 from bexplore.job import Parallelism
 from bexplore.job.batching import divisors, nearest, valid_global_batch_sizes
 from bexplore.planning.costs import StepCosts
-from bexplore.planning.network import NetworkFigures
 from bexplore.planning.request import Devices, PlanRequest
 from bexplore.units import counted, format_bytes
 
@@ -32,7 +32,7 @@ class Layout:
 
     costs: StepCosts  # of a step, as it was timed or traced
     request: PlanRequest  # what is asked for
-    network: NetworkFigures | None  # speeds between replicas, where these were not timed together; None if unknown
+    network: Network | None  # speeds between replicas, where these were not timed together; None if unknown
     devices: Devices  # all of them
     parallelism: Parallelism  # of one pipeline stage's devices
 
@@ -89,8 +89,12 @@ def count_devices_of_replica(costs: StepCosts, request: PlanRequest) -> int:
     return request.pipeline_stages * tensor
 
 
-def lay_out(costs: StepCosts, request: PlanRequest, network: NetworkFigures | None, devices: Devices) -> Layout:
-    """Return how so many devices share the work; an error names the nearest numbers that can."""
+def lay_out(costs: StepCosts, request: PlanRequest, network: Network | None, devices: Devices) -> Layout:
+    """Return how so many devices share the work; an error names the nearest numbers that can.
+
+    Args:
+        network: Speeds between replicas, timed or stated; None for those that are published of the devices' links.
+    """
     stages, of_replica = request.pipeline_stages, count_devices_of_replica(costs, request)
     require(
         not costs.num_blocks or stages <= costs.num_blocks,
@@ -106,7 +110,17 @@ def lay_out(costs: StepCosts, request: PlanRequest, network: NetworkFigures | No
     tensor = of_replica // stages
     parallelism = dataclasses.replace(costs.parallelism, tensor_parallel_degree=tensor)
     parallelism = parallelism.with_ranks(devices.number // stages)
+    network = network or _find_links(costs, devices)
     return Layout(costs=costs, request=request, network=network, devices=devices, parallelism=parallelism)
+
+
+def _find_links(costs: StepCosts, devices: Devices) -> Interconnect | None:
+    """Return the published links between some devices; None where one is unknown, or ranks were timed together."""
+    links = None if costs.holds_communication else costs.interconnect
+    if links is not None and devices.num_nodes is not None:
+        in_node = dataclasses.replace(links.links, num_devices=devices.number // devices.num_nodes)
+        links = dataclasses.replace(links, links=in_node)
+    return links if links is not None and links.knows(devices.number) else None
 
 
 def refuse_batch(layout: Layout, batch_size: int) -> UserInputError:

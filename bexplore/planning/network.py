@@ -1,12 +1,8 @@
-"""Speeds of a network, what data-parallel ranks exchange in a step, and how much of it computation hides.
+"""Speeds of a network, as `bexplore network` times them or a user states them.
 
 Bandwidths as in NVIDIA's nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is bytes over seconds, where the
 bytes of an all-gather and of a reduce-scatter are those of the whole tensor; the bus bandwidth is that times the share
 of the bytes that each rank sends in a ring, which does not depend on the number of ranks.
-
-Replicas add up their gradients by one all-reduce in a step; ranks that share parameters gather them before each forward
-and, unless they keep them, each backward pass, and scatter the sum of their gradients. Source: PyTorch Distributed
-(arXiv 2006.15704) and FSDP (arXiv 2304.11277).
 """
 
 from __future__ import annotations
@@ -16,13 +12,12 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from bexplore.errors import UserInputError
+from bexplore.estimate.collectives import Collective
 from bexplore.host.json_files import read_json
 from bexplore.host.records import from_record
-from bexplore.job import Parallelism
 from bexplore.units import format_bytes
 
 FILE_NAME = "network.json"
@@ -30,30 +25,11 @@ FILE_NAME = "network.json"
 _MOST_FILE_BYTES = 16 * 2**20
 _MAKE_AGAIN = "make it again: torchrun --nproc-per-node 8 -m bexplore network"
 
-# Share of a pass that is its backward half: it has two of the three matrix products for each weight.
-# Source: Kaplan et al., arXiv 2001.08361, section 2.1: 2 N operations a token forward, 4 N backward.
-BACKWARD_SHARE = 2 / 3
-
 # A link, or the links of a rank, that has less than this share of the median speed of its kind is named. Chosen: such a
 # link makes a collective of all ranks longer by two fifths. The gap must exceed the spread of rounds as well.
 SLOW_SHARE = 0.7
 # Share of the memory that is free which tensors may take: twice the bytes of a collective, and some for its library.
 MEMORY_SHARE = 0.4
-
-
-class Collective(StrEnum):
-    """What ranks exchange together."""
-
-    ALL_REDUCE = "all_reduce"
-    REDUCE_SCATTER = "reduce_scatter"
-    ALL_GATHER = "all_gather"
-
-    def sent_share(self, num_ranks: int) -> float:
-        """Return the bytes that each rank sends in a ring, over the bytes of the tensor.
-
-        Source: nccl-tests, doc/PERFORMANCE.md: 2 (n - 1) / n for an all-reduce, (n - 1) / n for the other two.
-        """
-        return (2 if self is Collective.ALL_REDUCE else 1) * (num_ranks - 1) / num_ranks
 
 
 # Which collective a backend runs in place of another. Source: torch 2.13, c10d's ProcessGroupGloo, whose profile shows
@@ -173,8 +149,8 @@ class NetworkFigures:
         for link in self.links:
             _require_above_0("bytes_per_s of a link", link.bytes_per_s)
 
-    def seconds(self, collective: Collective, num_bytes: float, num_ranks: int) -> float:
-        """Return the seconds of a collective among some ranks.
+    def seconds(self, collective: Collective, num_bytes: float, num_ranks: int, stride: int = 1) -> float:
+        """Return the seconds of a collective among some ranks; where they are, which `stride` tells, changes nothing.
 
         The bus bandwidth of the nearest sizes that were timed is taken, in between by their logarithms; a smaller
         message than all takes as long as the smallest.
@@ -275,104 +251,3 @@ def _name_slow_links(slow: Sequence[Link], usual: str) -> Iterator[str]:
         if not set(link.ranks) & set(both):
             ends = " to ".join(f"rank {rank} on {host}" for rank, host in zip(link.ranks, link.hosts, strict=True))
             yield f"{ends}: {link}, and the median of such links is {usual}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """Collectives of one kind in a pass."""
-
-    collective: Collective  # which
-    num_bytes: float  # of the tensors of all of them
-    num_ranks: int  # ranks that take part in each
-    num_messages: int = 1  # number of them; each has an equal part of the bytes
-
-    def seconds(self, network: NetworkFigures) -> float:
-        """Return how long all of them take, one after the other."""
-        part = self.num_bytes / self.num_messages
-        return self.num_messages * network.seconds(self.collective, part, self.num_ranks)
-
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes that each rank sends."""
-        return self.collective.sent_share(self.num_ranks) * self.num_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communication:
-    """What one rank exchanges with the others that train the same weights."""
-
-    every_pass: tuple[Exchange, ...] = ()  # in each pass
-    last_pass: tuple[Exchange, ...] = ()  # in the last pass of a step beside that
-
-    def in_pass(self, *, is_last: bool) -> tuple[Exchange, ...]:
-        """Return what is exchanged in a pass."""
-        return self.every_pass + (self.last_pass if is_last else ())
-
-    def sent_bytes(self, *, is_last: bool) -> float:
-        """Return the bytes that each rank sends in a pass."""
-        return sum(one.sent_bytes for one in self.in_pass(is_last=is_last))
-
-    def seconds(self, network: NetworkFigures, *, is_last: bool) -> float:
-        """Return the seconds of the collectives of a pass, without what computation hides."""
-        return sum(one.seconds(network) for one in self.in_pass(is_last=is_last))
-
-    def exposed_s(self, network: NetworkFigures, pass_s: float, overlap: float, *, is_last: bool) -> float:
-        """Return what a pass takes longer than its computation.
-
-        Gradients are reduced beside the backward half of the pass, and parameters gathered beside all of it; the last
-        message runs alone, as nothing is left to compute.
-
-        Args:
-            pass_s: Seconds of the computation of the pass.
-            overlap: Share of the computation that hides collectives, 0 to 1.
-        """
-        exchanged = self.in_pass(is_last=is_last)
-        if not exchanged:
-            return 0.0
-        beside_s = pass_s * (BACKWARD_SHARE if exchanged[0].collective is Collective.ALL_REDUCE else 1.0)
-        last_message_s = exchanged[-1].seconds(network) / exchanged[-1].num_messages
-        return max(self.seconds(network, is_last=is_last) - overlap * beside_s, last_message_s)
-
-
-def find_communication(parallelism: Parallelism, gradient_bytes: float, *, num_blocks: int = 0) -> Communication:
-    """Return what a rank of data-parallel ranks exchanges.
-
-    Args:
-        parallelism: How ranks share the work; what tensor-parallel ranks exchange is no part of it.
-        gradient_bytes: One copy of the gradients of one tensor-parallel rank's share of the model; of parameters there
-            are as many.
-        num_blocks: Blocks that are gathered one by one; 0 if unknown, for one message.
-    """
-    if parallelism.is_sharded:
-        return _exchange_shards(parallelism, gradient_bytes, num_messages=max(1, num_blocks))
-    if not parallelism.is_replicated_only:
-        return Communication()
-    num_buckets = max(1, round(gradient_bytes / parallelism.bucket_cap_bytes))
-    copies = parallelism.data_parallel_replicate_degree
-    return _place_reductions(
-        (), (_make_exchange(Collective.ALL_REDUCE, gradient_bytes, copies, num_buckets),), parallelism
-    )
-
-
-def _exchange_shards(parallelism: Parallelism, gradient_bytes: float, *, num_messages: int) -> Communication:
-    """Return what ranks exchange that share parameters: gathers in each pass, a sum of gradients where it is due."""
-    copies, shards = parallelism.data_parallel_replicate_degree, parallelism.data_parallel_shard_degree
-    num_gathers = 1 if parallelism.fsdp_reshard_after_forward == "never" else 2
-    gathered = _make_exchange(Collective.ALL_GATHER, num_gathers * gradient_bytes, shards, num_gathers * num_messages)
-    reduced = [_make_exchange(Collective.REDUCE_SCATTER, gradient_bytes, shards, num_messages)]
-    if copies > 1:
-        reduced.append(_make_exchange(Collective.ALL_REDUCE, gradient_bytes / shards, copies, num_messages))
-    return _place_reductions((gathered,), tuple(reduced), parallelism)
-
-
-def _make_exchange(collective: Collective, num_bytes: float, num_ranks: int, num_messages: int) -> Exchange:
-    return Exchange(collective=collective, num_bytes=num_bytes, num_ranks=num_ranks, num_messages=num_messages)
-
-
-def _place_reductions(
-    gathered: tuple[Exchange, ...], reduced: tuple[Exchange, ...], parallelism: Parallelism
-) -> Communication:
-    """Return the collectives with gradients reduced in the last pass of a step, or in each."""
-    if parallelism.synchronizes_last:
-        return Communication(every_pass=gathered, last_pass=reduced)
-    return Communication(every_pass=gathered + reduced)

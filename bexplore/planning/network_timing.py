@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from bexplore.errors import EngineError, UserInputError
+from bexplore.estimate.collectives import Collective
 from bexplore.host.machine import available_memory_bytes
 from bexplore.planning.network import (
-    Collective,
     Link,
     NetworkFigures,
     TimedCollective,

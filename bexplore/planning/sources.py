@@ -11,17 +11,18 @@ import numpy as np
 from bexplore.config.variants import changes_training
 from bexplore.engine.process.limits import Progress
 from bexplore.errors import UserInputError
+from bexplore.estimate.collectives import Interconnect
 from bexplore.exploration.memory_budget import count_gradient_bytes
-from bexplore.host.accelerators import device_by_name, published_device
+from bexplore.host.accelerators import Device, device_by_name, published_device
 from bexplore.job import Job, Parallelism
 from bexplore.job.batching import Divisibility
 from bexplore.measurement.probe import Observation
 from bexplore.planning.costs import OtherSettings, PassCost, PredictedSpeeds, StepCosts, find_peak
-from bexplore.planning.network import find_communication
-from bexplore.run.facts import estimated, pass_times_by_kind, ranks_of
+from bexplore.run.facts import estimated, estimated_communication, pass_times_by_kind, ranks_of
 from bexplore.run.parts.ranks import find_ranks
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run, program_of_answer
+from bexplore.trace.communication import find_communication
 from bexplore.trace.cost_model import CostModel, describe_source, describe_unknown
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def read_costs(run: Run) -> StepCosts:
         cost_model=model,
         memory_budget_bytes=ran.memory_budget_bytes,
         device_name=str(result.device_info.get("device_name", "")),
+        interconnect=_find_links(device, meta["search_specification"].get("network_bandwidth")),
         is_on_cpu=str(result.device_info.get("device", job.device)).startswith("cpu"),
         precision=job.precision,
         peak_flops_per_s=find_peak(job, None if device is None else device.bfloat16_flops_per_s),
@@ -90,7 +92,7 @@ def read_costs(run: Run) -> StepCosts:
         other_settings=tuple(_compare_settings_of_run(result, ran)),
         notes=(
             *((f"seconds of passes are {result.estimate.words}",) if result.estimate else ()),
-            *((ALONE,) if job.parallelism.is_distributed and not ranks_of(ran) else ()),
+            *((ALONE,) if job.parallelism.is_distributed and not ranks_of(ran) and not ran.is_estimated else ()),
             *(() if model is None else describe_unknown(model.unknown)),
         ),
     )
@@ -125,6 +127,9 @@ def _read_passes(own: Sequence[Observation], ran: Observation, job: Job) -> Iter
 def _read_pass(one: Observation) -> PassCost:
     """Return the cost of a pass of a rank that communicates with none."""
     inner_s, last_s = pass_times_by_kind(one)
+    exchanged = estimated_communication(one)
+    if exchanged is not None:
+        inner_s = last_s = one.pass_time_s * exchanged["replica_s"] / one.details["estimate"]["pass_s"]
     seconds = next(time for time in (inner_s, last_s, one.pass_time_s) if time is not None)
     return PassCost(
         seconds=seconds,
@@ -246,6 +251,7 @@ def trace_costs(
     notes = {NO_SAMPLE_FITS: not largest, OTHER_PRECISION: any(_has_other_precision(one, own) for one in records[1:])}
     present = published_device({"device": own["device"], "device_name": own["device_name"]})
     device = device_by_name(device_name) if device_name else present
+    gradient_bytes = count_gradient_bytes(job, own["num_parameters"])
     return StepCosts(
         title=f"{config.path.name}: {own['num_parameters']:,} parameters",
         origin=f"predicted by {_describe_source(own, config)}",
@@ -258,9 +264,11 @@ def trace_costs(
         model_flops=None if job.lengths is not None else own["flops_per_sample"],  # those of the longest sample
         hardware_flops=None if job.lengths is not None else own["hardware_flops_per_sample"],
         num_parameters=own["num_parameters"],
-        gradient_bytes=count_gradient_bytes(job, own["num_parameters"]),
+        gradient_bytes=None if gradient_bytes is None else gradient_bytes / job.parallelism.tensor_parallel_degree,
+        num_blocks=own["num_blocks"],
         sizes=largest,
         device_name=own["device_name"] if device is None else device.name,
+        interconnect=_find_links(device, config.settings.network_bandwidth),
         is_on_cpu=device is None and not own["device_name"],
         precision=job.precision,
         peak_flops_per_s=None if device is None else find_peak(job, device.bfloat16_flops_per_s),
@@ -274,10 +282,14 @@ def trace_costs(
     )
 
 
+def _find_links(device: Device | None, network_bytes_per_s: float | None) -> Interconnect | None:
+    return None if device is None else Interconnect.find(device, network_bytes_per_s)
+
+
 def _read_estimates(record: Mapping[str, Any]) -> Iterator[tuple[int, PassCost]]:
     """Yield the cost of a pass of each size that a `trace` event has an estimate of, where it fits."""
     estimate = record.get("estimate")
-    for size, seconds in (estimate or {"pass_s": {}})["pass_s"].items():
+    for size, seconds in (estimate or {"replica_s": {}})["replica_s"].items():
         if int(size) <= record["max_micro_batch_size"]:
             peak_bytes = record["peak_memory_bytes"][size]
             cost = PassCost(seconds=seconds, last_s=seconds, is_exact=False, is_estimated=True, peak_bytes=peak_bytes)

@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass
 
 from bexplore.errors import UserInputError
+from bexplore.estimate.collectives import Network
 from bexplore.job import Precision
 from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.planning.costs import PassCost, StepCosts
 from bexplore.planning.layout import Layout, find_memory_caution, keep_sizes_that_fit, refuse_batch
-from bexplore.planning.network import Communication, NetworkFigures, find_communication
 from bexplore.planning.request import show_example
 from bexplore.units import counted, format_flops
 
@@ -278,8 +278,8 @@ def _scale_communication(layout: Layout, cost: PassCost, accumulation_steps: int
             basis=f"communication: within the passes, as between the {ranks} that were timed",
             caution=caution,
         )
-    timed = find_communication(costs.parallelism, costs.gradient_bytes, num_blocks=costs.num_blocks)
-    planned = _exchanged_by_rank(layout, costs.gradient_bytes)
+    timed = costs.find_communication(costs.parallelism)
+    planned = costs.find_communication(layout.parallelism, layout.division)
     inner, last = (
         planned.sent_bytes(is_last=is_last) / (timed.sent_bytes(is_last=is_last) or math.inf)
         for is_last in (False, True)
@@ -294,16 +294,16 @@ def _scale_communication(layout: Layout, cost: PassCost, accumulation_steps: int
 
 
 def _compute_communication(
-    layout: Layout, network: NetworkFigures, pass_s: float, accumulation_steps: int
+    layout: Layout, network: Network, pass_s: float, accumulation_steps: int
 ) -> _StepCommunication:
     """Return it by the speeds of a network, beside the computation of one device's part of the pass."""
     costs, overlap = layout.costs, layout.request.overlap
-    assert costs.gradient_bytes is not None  # the caller has asked
-    planned = _exchanged_by_rank(layout, costs.gradient_bytes)
+    planned = costs.find_communication(layout.parallelism, layout.division)
     if overlap is None:
         overlap = 0.0 if costs.is_on_cpu else 1.0
     inner_s, last_s = (
-        planned.exposed_s(network, pass_s / layout.division, overlap, is_last=is_last) for is_last in (False, True)
+        float(planned.expose(network, overlap, is_last=is_last).exposed_s(pass_s / layout.division))
+        for is_last in (False, True)
     )
     return _StepCommunication(
         pass_s=pass_s,
@@ -312,11 +312,6 @@ def _compute_communication(
         f"of a step, {network}, {overlap:.0%} of the computation beside it",
         is_by_network=True,
     )
-
-
-def _exchanged_by_rank(layout: Layout, gradient_bytes: float) -> Communication:
-    """Return what a rank exchanges: the gradients of its part of the model."""
-    return find_communication(layout.parallelism, gradient_bytes / layout.division, num_blocks=layout.costs.num_blocks)
 
 
 def _describe_hosts(number: int | None) -> str:

@@ -21,6 +21,7 @@ from bexplore.trace.cost_model import CostModel
 # The fields of the `trace` event. Those that `CostModel` has under the same name are taken from it as they are.
 _TRACE_FIELDS = (
     "num_parameters",
+    "num_blocks",
     "device",
     "device_name",
     "relative_sd",

@@ -98,8 +98,8 @@ def pass_times_by_kind(observation: Observation) -> tuple[float | None, float | 
     """Return the median seconds of a pass without, and of one with the reduction of gradients.
 
     Nobody waits between passes that reduce nothing: the first is the slowest rank's own median, and not the median of
-    the slowest rank of each pass, which noise makes longer. It is None where a step has one pass, and both are where
-    passes do not differ.
+    the slowest rank of each pass, which noise makes longer. It is None where a step has one pass, unless it is
+    estimated, and both are where passes do not differ.
     """
     details = parallel_details(observation)
     pairs = details.get("pass_times_by_kind_s") or ()
@@ -107,7 +107,14 @@ def pass_times_by_kind(observation: Observation) -> tuple[float | None, float | 
         return None, None
     inner_s, last_s = map(float, np.median(list(pairs), axis=0))
     of_ranks = [rank["inner_pass_s"] for rank in details.get("ranks") or () if rank.get("inner_pass_s")]
-    return None if details.get("accumulation_steps") == 1 else max(of_ranks, default=inner_s), last_s
+    is_timed = observation.is_estimated or details.get("accumulation_steps") != 1
+    return max(of_ranks, default=inner_s) if is_timed else None, last_s
+
+
+def estimated_communication(observation: Observation) -> Mapping[str, Any] | None:
+    """Return what ranks exchange in an estimated pass: the fields of `EstimatedCommunication`; None for nothing."""
+    exchanged: Mapping[str, Any] | None = (observation.details.get("estimate") or {}).get("communication")
+    return exchanged
 
 
 def estimated(observation: Observation, speeds: Sequence[Speed]) -> Observation:

@@ -81,6 +81,7 @@ class Fingerprint:
             "candidates": self.config.candidates,
             "memory_budget": self.config.settings.memory_budget,
             "replica_reserve": self.config.settings.replica_reserve,
+            **_of_network(self.config),
             "num_replicas": self.config.num_replicas,
             "storage": self.config.settings.storage and hidden(self.config.settings.storage, by_value=False),
             **_of_ranks(self.config),
@@ -116,13 +117,20 @@ def _of_ranks(config: Config) -> dict[str, Any]:
     ranked for that number of passes: another batch size is another search.
     """
     job = config.job
-    if not job.parallelism.is_distributed:
+    parallelism = job.training_parallelism if config.is_only_estimated else job.parallelism
+    if not parallelism.is_distributed:
         return {}
-    ranks_by_batch = job.mode is Mode.TRAIN and job.parallelism.synchronizes_last
+    ranks_by_batch = job.mode is Mode.TRAIN and parallelism.synchronizes_last
     return {
         "launcher": hidden(config.settings.launcher or "none", by_value=False),
         "replica_batch_size": config.replica_batch_size if ranks_by_batch else None,
     }
+
+
+def _of_network(config: Config) -> dict[str, Any]:
+    """Return the network by which communication is estimated; nothing where none is told."""
+    stated = config.settings.network_bandwidth
+    return {} if stated is None else {"network_bandwidth": stated}
 
 
 def _as_record(variant: JobVariant) -> dict[str, Any]:

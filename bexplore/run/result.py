@@ -12,7 +12,7 @@ from bexplore.config.variants import name_settings
 from bexplore.errors import UserInputError
 from bexplore.host.records import from_record, to_record
 from bexplore.measurement.probe import Observation, Outcome
-from bexplore.run.facts import Facts, ranks_of
+from bexplore.run.facts import Facts, estimated_communication, ranks_of
 from bexplore.run.journal import Journal
 from bexplore.run.parts.answer import AnswerPart
 from bexplore.run.parts.batch import BatchPart
@@ -61,7 +61,8 @@ class RunResult:
     @classmethod
     def find(cls, facts: Facts, run_dir: str) -> RunResult:
         """Return all that needs no further measurement."""
-        parallelism, ran, best = facts.config.job.parallelism, facts.ran, facts.best
+        job, ran, best = facts.config.job, facts.ran, facts.best
+        parallelism = job.training_parallelism if facts.config.is_only_estimated else job.parallelism
         return cls(
             answer=AnswerPart.find(facts),
             search=SearchPart.find(facts),
@@ -199,5 +200,8 @@ def _cautions(facts: Facts) -> Iterator[str]:
         name = facts.device_info.get("device_name")
         yield f"estimated for {name}, not run: explore on the device itself before a long training{longest}"
     parallelism, measured = facts.config.job.parallelism, [one for one in facts.observations if one.is_measured]
-    if parallelism.is_distributed and measured and not any(map(ranks_of, measured)):
+    exchanged = next(filter(None, map(estimated_communication, measured)), None)
+    if exchanged is not None and not exchanged["is_complete"]:
+        yield f"communication is counted over {exchanged['links']}: set explore.network_bandwidth"
+    if parallelism.is_distributed and measured and exchanged is None and not any(map(ranks_of, measured)):
         yield one_rank_caution(parallelism)

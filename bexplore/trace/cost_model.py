@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bexplore.estimate.collectives import Collective, Exchange
 from bexplore.estimate.dispatch import Dispatch
 from bexplore.estimate.kernels import Attention, Kernel, MatrixProduct, Stream, Work
 from bexplore.job.batching import MAX_SAMPLES
@@ -169,6 +170,15 @@ class KernelKind(StrEnum):
     ATTENTION_BACKWARD = "attention_backward"
     # sizes: bytes read and written, those of its largest new result, operations of a convolution of single channels
     STREAM = "stream"
+    # Collectives of ranks that share matrices; sizes: bytes of the whole tensor
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is no kernel of a device alone."""
+        return self.value in list(Collective)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +301,19 @@ class CostModel:
         """Return how often a pass runs each kernel; empty where they were not recorded."""
         return _count_calls(self.kernels, micro_batch_size)
 
+    def exchanges(self, micro_batch_size: int, num_ranks: int) -> tuple[Exchange, ...]:
+        """Return the collectives of a pass of ranks that share matrices, so many of them in a group."""
+        return tuple(
+            Exchange(
+                collective=Collective(traced.kind.value),
+                num_bytes=traced.calls * traced.sizes[0](micro_batch_size),
+                num_ranks=num_ranks,
+                num_messages=traced.calls,
+            )
+            for traced in self.kernels
+            if traced.kind.is_collective
+        )
+
     def update_kernel_calls(self) -> dict[Kernel, float]:
         """Return how often an update runs each kernel; empty in evaluation, and where they were not recorded."""
         return _count_calls(self.update_kernels, 1)
@@ -346,7 +369,7 @@ class CostModel:
 
 def _count_calls(kernels: Sequence[TracedKernel], micro_batch_size: int) -> dict[Kernel, float]:
     calls: dict[Kernel, float] = {}
-    for traced in kernels:
+    for traced in (one for one in kernels if not one.kind.is_collective):
         kernel = traced.at(micro_batch_size)
         calls[kernel] = calls.get(kernel, 0.0) + traced.calls
     return calls

@@ -37,6 +37,16 @@ _WORKS = (
 _NO_WORK = ("native_dropout_backward", "expand", "logical_not", "logical_and", "logical_or")  # none of those parts
 
 
+# Namespaces of collectives. Ranks that share matrices call functional ones, of which the trace keeps the bytes; what
+# shards exchange is known by their parameters.
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+_FUNCTIONAL = {
+    "all_reduce": KernelKind.ALL_REDUCE,
+    "all_gather_into_tensor": KernelKind.ALL_GATHER,
+    "reduce_scatter_tensor": KernelKind.REDUCE_SCATTER,
+}
+
+
 def find_work(operators: Iterable[Any]) -> Work:
     """Return what the costliest of the operators of a kernel does."""
     packets = (getattr(operator, "overloadpacket", operator) for operator in operators)
@@ -51,18 +61,27 @@ def has_kernels(operator: Any) -> bool:
     packet = getattr(operator, "overloadpacket", None)
     if packet is None:
         return False
+    if is_collective(operator):
+        return True
     name = packet.__name__
     is_product = name in _MORE_PRODUCTS | _ADDED_TO | _RECURRENT
     return packet in flop_registry or "scaled_dot_product" in name or is_product
 
 
+def is_collective(operator: Any) -> bool:
+    """Return whether an operator sends to other ranks, or waits for what they send."""
+    return getattr(operator, "namespace", "") in _COLLECTIVES
+
+
 def find_kernels(
     operator: Any, arguments: Any, result: Any, *, flops: int, itemsize: int, probe_batch: int
 ) -> tuple[TracedKernel, ...]:
-    """Return the products and attention of one call, tensors given as their shapes; empty for other operators."""
+    """Return the products, attention or collective of one call, tensors given as their shapes; else nothing."""
     if not has_kernels(operator):
         return ()
     name = operator.overloadpacket.__name__
+    if is_collective(operator):
+        return _find_collective(name, arguments, result, itemsize=itemsize, probe_batch=probe_batch)
     if name in _RECURRENT:
         return _find_recurrent(name, arguments, itemsize=itemsize, probe_batch=probe_batch)
     if "attention" in name:
@@ -86,6 +105,17 @@ def find_kernels(
         )
         for own in sizes
     )
+
+
+def _find_collective(
+    name: str, arguments: Any, result: Any, *, itemsize: int, probe_batch: int
+) -> tuple[TracedKernel, ...]:
+    kind = _FUNCTIONAL.get(name.removesuffix("_out").removesuffix("_"))  # a compiler's write to a tensor that is there
+    if kind is None:
+        return ()
+    whole = arguments[0] if kind is KernelKind.REDUCE_SCATTER else result
+    num_bytes = Polynomial.from_value(itemsize * math.prod(whole), probe_batch)
+    return (TracedKernel(kind=kind, sizes=(num_bytes,), itemsize=itemsize),)
 
 
 def _allows_tf32(name: str) -> bool:

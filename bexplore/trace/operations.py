@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from bexplore.estimate.dispatch import Dispatch
 from bexplore.trace.cost_model import NOTHING, Polynomial, TracedKernel
-from bexplore.trace.kernel_shapes import find_kernels, stream_kernel
+from bexplore.trace.kernel_shapes import find_kernels, is_collective, stream_kernel
 from bexplore.trace.torch_private import HigherOrderOperator, OpOverload, is_in_backward
 from bexplore.workloads.torch_private import tree_leaves, tree_map, unset_fake_temporarily
 
@@ -96,7 +96,7 @@ class Cost:
 def count_graph_flops(
     graph: torch.fx.Graph, probe_batch: int, find_modules: Callable[[torch.fx.Node], str]
 ) -> list[Cost]:
-    """Return the operations of each node that has some, and of each that may have some and is unknown."""
+    """Return the cost of each node that has operations, of each that may have some, and of each collective."""
     costs = []
     for node in graph.nodes:
         if node.op != "call_function":
@@ -106,13 +106,15 @@ def count_graph_flops(
         shapes = node_shapes(node)
         flops = count_flops(operator, arguments, keywords, shapes)
         unknown = find_unknown(operator) if flops is None else ""
-        if not flops and not unknown:
+        if not flops and not unknown and not is_collective(operator):
             continue
         hardware = Polynomial.from_value(flops or 0, probe_batch)
         kernels: tuple[TracedKernel, ...] = ()
-        if flops:
+        if flops or not unknown:
             itemsize = result_itemsize(node.meta.get("val"))
-            kernels = find_kernels(operator, arguments, shapes, flops=flops, itemsize=itemsize, probe_batch=probe_batch)
+            kernels = find_kernels(
+                operator, arguments, shapes, flops=flops or 0, itemsize=itemsize, probe_batch=probe_batch
+            )
         is_replayed = node.target is torch.ops.higher_order.run_with_rng_state
         inputs = [one.meta.get("val") for one in node.all_input_nodes]
         costs.append(
@@ -153,13 +155,15 @@ def count_call(
     unknown = find_unknown(called) if flops is None else ""
     hardware = Polynomial.from_value(flops or 0, probe_batch)
     kernels: tuple[TracedKernel, ...] = ()
-    if flops:
-        kernels = find_kernels(called, of_call, result, flops=flops, itemsize=itemsize, probe_batch=probe_batch)
+    if flops or is_collective(called):
+        kernels = find_kernels(called, of_call, result, flops=flops or 0, itemsize=itemsize, probe_batch=probe_batch)
+    if not kernels and moved and not is_collective(called):
+        kernels = (stream_kernel(moved, largest_new, [called]),)
     return Cost(
         hardware_flops=hardware,
         model_flops=model_share(called, hardware),
         bytes_moved=moved,
-        kernels=kernels or ((stream_kernel(moved, largest_new, [called]),) if moved else ()),
+        kernels=kernels,
         unknown=unknown,
         unknown_bytes=moved if unknown else NOTHING,
     )

@@ -243,7 +243,7 @@ def _trace_with(
             *_list_notes(job, traced, len(workload.compiled_modules) if workload.is_compiled_by_block else 1),
             *describe_unknown(unknown),
         ),
-        num_blocks=_count_blocks(job, repeats, missing),
+        num_blocks=_count_blocks(workload, repeats, missing),
     )
 
 
@@ -414,13 +414,16 @@ def _times(cost: Cost, missing: Missing) -> float:
     )
 
 
-def _count_blocks(job: Job, repeats: list[Repeat], missing: Missing) -> int:
+def _count_blocks(workload: Workload, repeats: list[Repeat], missing: Missing) -> int:
     """Return the length of each run of identical blocks; 0 where no few blocks stand for all, and if lengths differ.
 
-    A budget of activations is one of the whole model: with few of its blocks the compiler recomputes others.
+    A budget of activations is one of the whole model: with few of its blocks the compiler recomputes others. Of blocks
+    that ranks share one by one it is their number.
     """
+    if workload.is_compiled_by_block:
+        return len(workload.compiled_modules)
     lengths = {repeat.copies for repeat in repeats}
-    return lengths.pop() if len(lengths) == 1 and missing and job.activation_memory_budget == 1.0 else 0
+    return lengths.pop() if len(lengths) == 1 and missing and workload.job.activation_memory_budget == 1.0 else 0
 
 
 def _list_missing_accumulations(traced: TracedPass, missing: Missing) -> list[Cost]:

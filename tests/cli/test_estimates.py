@@ -84,3 +84,24 @@ def test_what_was_measured_is_told_in_plain_lines(monkeypatch):
     assert "others used the processor" in CliRunner().invoke(setup.doctor, ["--calibrate"]).output
     record = json.loads(CliRunner().invoke(setup.doctor, ["--calibrate", "--json"]).output.splitlines()[-1])
     assert record["event"] == "calibration" and record["name"] == "a processor"
+
+
+def test_a_job_of_several_ranks_is_estimated_with_what_they_exchange(tmp_path):
+    estimates = {}
+    for name, section in {
+        "alone": "",
+        "ddp": ", parallelism: {data_parallel_shard_degree: 1, data_parallel_replicate_degree: 8}",
+        "tensor": ", parallelism: {data_parallel_shard_degree: 1, tensor_parallel_degree: 2}",
+    }.items():
+        (tmp_path / f"{name}.yaml").write_text(JOB.replace("max_probes: 3", f"max_probes: 3{section}"))
+        traced = bexplore(tmp_path, "trace", f"{name}.yaml", "--device-name", "h100", "--json")
+        estimates[name] = json.loads(traced.stdout)["estimate"]
+    assert estimates["alone"]["communication"] is None
+    for name in ("ddp", "tensor"):
+        assert estimates[name]["communication"]["exposed_s"] > 0
+    assert estimates["ddp"]["replica_s"] == estimates["alone"]["pass_s"]
+    assert all(estimates["ddp"]["pass_s"][size] > alone_s for size, alone_s in estimates["alone"]["pass_s"].items())
+
+    explored = bexplore(tmp_path, "explore", "ddp.yaml", "--device-name", "h100")
+    assert "DDP over 8 ranks: NVLink at 371 GB/s, not timed" in explored.stderr
+    assert "exposed; NVLink at 371 GB/s" in explored.stdout + explored.stderr

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.planning.network import RUNS_INSTEAD, Collective, NetworkFigures
+from bexplore.estimate.collectives import Collective
+from bexplore.planning.network import RUNS_INSTEAD, NetworkFigures
 from tests.builders import ROOT
 from tests.jobs.network_reckoning import NUM_BYTES
 

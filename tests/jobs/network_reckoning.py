@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from bexplore.planning.network import Collective
+from bexplore.estimate.collectives import Collective
 from bexplore.planning.network_timing import process_group, time_collective
 
 NUM_BYTES = 24 * 2**20  # two and three ranks divide it

@@ -22,7 +22,7 @@ ORDER = {
     "pytest_plugin lightning transformers __main__",
     "host": "blas_threads causes clocks secret_values logs locks json_files records accelerators "
     "torch_interfaces machine process_tree contention",
-    "estimate": "kernels efficiencies dispatch model processor calibrations confidence",
+    "estimate": "kernels efficiencies dispatch collectives model processor calibrations confidence",
     "emulated_gpu": "libraries environment config_environment",
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command workload variants config dialects "
@@ -30,9 +30,9 @@ ORDER = {
     "config.training_script": "source parameters fields declared help_text places fixed calls notebook",
     "config.dialects.cerebras": "section decoders encoders layout",
     "workloads": "torch_private modules import_path parallel workload batches loader decoder hf imported",
-    "trace": "torch_private cost_model measured absent_gpu cache kernel_shapes operations recorded convolutions "
-    "operators fake_operators real_values lifetimes inductor repeated_blocks activation_budget fake_build passes "
-    "program_metrics pass_times tracer",
+    "trace": "torch_private cost_model communication measured absent_gpu cache kernel_shapes operations recorded "
+    "convolutions operators fake_operators real_values lifetimes inductor repeated_blocks activation_budget fake_build "
+    "passes program_metrics pass_times tracer",
     "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
     "engine": "protocol process worker program_client runner open_runner",

@@ -11,7 +11,7 @@ from bexplore.units import format_seconds, format_share
 
 # What bounds a kernel -> the word for people.
 _BOUNDS = {"arithmetic": "matrix products", "waves": "waves", "bandwidth": "bandwidth", "launch": "launches"}
-_BOUNDS |= {"host": "waiting for the host"}
+_BOUNDS |= {"host": "waiting for the host", "communication": "communication"}
 LEAST_SHARE = 0.02  # of a pass that is named
 # Waves over those that are begun, from which a last one that is not full is worth no word.
 FULL_WAVES = 0.9
@@ -34,6 +34,22 @@ class Waves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatedCommunication:
+    """What ranks exchange in a pass, the mean over a step."""
+
+    seconds: float  # of all collectives
+    exposed_s: float  # what computation does not hide, which samples/s hold
+    replica_s: float  # seconds of a pass of a replica that exchanges nothing with others
+    links: str  # by which they were counted, in words
+    is_complete: bool  # whether all links between the ranks are known
+
+    @property
+    def words(self) -> str:
+        """Return what a pass communicates, and how much of it shows."""
+        return f"{format_seconds(self.seconds)} of a pass, {format_seconds(self.exposed_s)} exposed; {self.links}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatePart:
     """The estimate of the recommended size."""
 
@@ -44,7 +60,9 @@ class EstimatePart:
     mfu: float | None = None  # model-flops utilization, 0 to 1; None where the peak is unknown
     has_update: bool = False  # whether a pass has its share of the update; of a command that fixes its accumulation
     waves: Waves | None = None  # of the product that takes longest; None where they do not matter
-    # By size, the share of a pass by what bounds its kernels: `arithmetic`, `waves`, `bandwidth`, `launch` or `host`.
+    communication: EstimatedCommunication | None = None  # None where one rank, or none of the links, is known
+    # By size, the share of a pass by what bounds its kernels (`arithmetic`, `waves`, `bandwidth`, `launch`), or by what
+    # it waits for (`host`, `communication`).
     shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
@@ -54,6 +72,7 @@ class EstimatePart:
         if ran is None or not ran.is_estimated:
             return None
         own = ran.details["estimate"]
+        exchanged = own.get("communication")
         estimated = {one.micro_batch_size: one.details["estimate"] for one in facts.own if one.is_estimated}
         return cls(
             device_name=own["device_name"],
@@ -63,6 +82,7 @@ class EstimatePart:
             mfu=own["mfu"],
             has_update=own.get("has_update", False),
             waves=None if own["waves"] is None else Waves(**own["waves"]),
+            communication=None if exchanged is None else EstimatedCommunication(**exchanged),
             shares={str(size): dict(estimated[size]["shares"]) for size in sorted(estimated)},
         )
 
@@ -83,6 +103,8 @@ class EstimatePart:
         waves = "" if self.waves is None or micro_batch_size is None else f"; {self.waves.words(micro_batch_size)}"
         if shares:
             yield Row("dominated by", shares + waves)
+        if self.communication is not None:
+            yield Row("communication", self.communication.words)
 
 
 def share_words(shares: Mapping[str, float]) -> str:

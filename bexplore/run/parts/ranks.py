@@ -11,7 +11,7 @@ import numpy as np
 from bexplore.engine.process.launcher import EXTERNAL
 from bexplore.job import Parallelism
 from bexplore.measurement.probe import Compilation, Observation
-from bexplore.run.facts import parallel_details, pass_times_by_kind, ranks_of
+from bexplore.run.facts import estimated_communication, parallel_details, pass_times_by_kind, ranks_of
 from bexplore.run.parts.row import Row, View
 from bexplore.units import counted, format_bytes, format_seconds, format_share
 
@@ -27,7 +27,8 @@ class RanksPart:
     num_replicas: int  # ranks with a micro-batch of their own
     launcher: str | None = None  # what started the ranks; None where one rank of N ran alone
     hosts: tuple[str, ...] = ()  # where they ran, each host once; empty where one rank ran alone
-    holds_communication: bool = False  # whether all ranks ran, so that the times hold their communication
+    # Whether the times hold the communication of all ranks: these ran, or it was estimated.
+    holds_communication: bool = False
     accumulation_steps: int | None = None  # passes of a step of the user's batch size, by which passes were ranked
     # Median seconds of a pass that reduces no gradients; None where there is none in a step.
     inner_pass_s: float | None = None
@@ -39,8 +40,8 @@ class RanksPart:
     slowest_rank_lag: float | None = None  # share by which its speed lies below the median of the ranks
     worst_peak_rank: int | None = None  # the rank whose tensors need most memory
     worst_peak_memory_bytes: int | None = None  # peak of its tensors
-    # As `effective_pass_s`, of one rank that ran alone, which communicates with none; where it ran the search's program
-    # alone, at the ratio that it had there.
+    # As `effective_pass_s`, of one rank that runs alone, which communicates with none; where it ran the search's
+    # program alone, at the ratio that it had there.
     one_rank_pass_s: float | None = None
     # `effective_pass_s` less `one_rank_pass_s`; noise may make it negative.
     exposed_communication_s: float | None = None
@@ -76,7 +77,7 @@ def find_ranks(
         **common,
         launcher=parallel_details(ran).get("launcher") if ranks else None,
         hosts=tuple(dict.fromkeys(str(rank["host"]) for rank in ranks)),
-        holds_communication=bool(ranks),
+        holds_communication=bool(ranks) or estimated_communication(ran) is not None,
         accumulation_steps=parallel_details(ran).get("accumulation_steps"),
         inner_pass_s=inner_s,
         last_pass_s=last_s,
@@ -120,10 +121,14 @@ def _worst_peak(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _communication(ran: Observation, observations: Sequence[Observation]) -> dict[str, Any]:
-    """Return what communication adds to a pass, by one rank of N that ran the same size alone."""
-    if not ranks_of(ran):
+    """Return what communication adds to a pass: by an estimate, or by one rank of N that ran the same size alone."""
+    told = estimated_communication(ran)
+    if not ranks_of(ran) and told is None:
         return {"one_rank_pass_s": ran.pass_time_s}
-    efficiency = _efficiency(ran.micro_batch_size, observations)
+    if told is not None:
+        efficiency: float | None = 1.0 - told["exposed_s"] / ran.details["estimate"]["pass_s"]
+    else:
+        efficiency = _efficiency(ran.micro_batch_size, observations)
     if efficiency is None:
         return {}
     one_rank_s = efficiency * ran.pass_time_s
@@ -159,6 +164,8 @@ def _efficiency(micro_batch_size: int, observations: Sequence[Observation]) -> f
 def _where_ranks_ran(ranks: RanksPart) -> str:
     if not ranks.holds_communication:
         return f"one of {counted(ranks.num_ranks, 'rank')} ran, alone ({ranks.description})"
+    if not ranks.hosts:
+        return f"{ranks.num_ranks}, none of which ran ({ranks.description})"
     shown = ", ".join(ranks.hosts[:MAX_HOSTS])
     more = f" and {len(ranks.hosts) - MAX_HOSTS} more" if len(ranks.hosts) > MAX_HOSTS else ""
     starter = "you" if ranks.launcher == EXTERNAL else ranks.launcher

@@ -14,10 +14,13 @@ from torch import nn
 from bexplore.engine.worker.own_process import DataLimit
 from bexplore.engine.worker.session import MemoryStep
 from bexplore.engine.worker.steps import Steps
+from bexplore.estimate.collectives import Collective
 from bexplore.job import CompileSettings, Job, Mode, Parallelism, Precision
 from bexplore.trace import passes
+from bexplore.trace.communication import find_job_communication
 from bexplore.trace.cost_model import Phase, Polynomial
 from bexplore.trace.fake_build import build_fake
+from bexplore.trace.lifetimes import LifetimeTracker
 from bexplore.trace.passes import PRIMES, choose_probe_batch
 from bexplore.trace.tracer import gradient_memory, trace_job
 from bexplore.workloads import build
@@ -267,3 +270,35 @@ def test_the_update_of_own_parts_is_that_of_shared_tensors(way, optimizer, monke
     of_shared = trace_job(job)
     assert of_parts.phases(8)["update"] == pytest.approx(of_shared.phases(8)["update"], abs=1024)  # norms
     assert size_of(of_parts, "optimizer states") == size_of(of_shared, "optimizer states")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_ranks_of_tensor_parallelism_exchange_is_in_the_trace_and_not_among_its_kernels(compiled):
+    job = rank("decoder", "TP", compile=CompileSettings(enabled=compiled), max_gradient_norm=None)
+    model = trace_job(job)
+    message_bytes = 8 * 16 * 64 * 4  # samples, tokens, width, bytes
+    exchanged = model.exchanges(8, HEADS)
+    per_block = [one for one in exchanged if one.num_bytes / one.num_messages == message_bytes]
+    # attention and feed-forward network of two blocks: their sums forward, those of their inputs' gradients backward
+    assert sum(one.num_messages for one in per_block) >= 2 * 4
+    assert {one.collective for one in per_block} == {Collective.ALL_REDUCE}
+    alone = trace_job(dataclasses.replace(job, parallelism=Parallelism()))
+    assert alone.exchanges(8, HEADS) == ()
+
+
+@pytest.mark.parametrize("way", ["FSDP always", "FSDP never"])
+def test_shards_exchange_the_bytes_that_the_formula_tells(way, monkeypatch):
+    seen = dict.fromkeys(("_allgather_base_", "_reduce_scatter_base_"), 0)
+    count = LifetimeTracker.count
+
+    def spy(self, operator, arguments, keywords, result):
+        before = len(self.costs)
+        count(self, operator, arguments, keywords, result)
+        if len(self.costs) > before and operator.namespace == "c10d":
+            assert self.costs[-1].kernels == ()  # it is no work of this device
+            seen[operator.overloadpacket.__name__] += max(one.nbytes for one in arguments[:2])
+
+    monkeypatch.setattr(LifetimeTracker, "count", spy)
+    job = rank("decoder", way)
+    exchanged = find_job_communication(job, trace_job(job), 8).in_pass(is_last=True)
+    assert [one.num_bytes for one in exchanged] == pytest.approx(list(seen.values()), rel=0.05)  # shards are padded

@@ -268,3 +268,17 @@ def test_an_unknown_device_is_refused_before_any_is_traced(config, monkeypatch):
     monkeypatch.setattr(trace_module, "recall_or_trace", lambda *_, **__: pytest.fail("traced"))
     with pytest.raises(UserInputError, match="h101"):
         trace_devices(config(EAGER), ["h100", "h101"])
+
+
+def test_ranks_are_compared_with_what_they_exchange_on_each_device(config, monkeypatch):
+    model = cost_model(Polynomial(GIB, GIB), kernels=KERNELS, num_parameters=10**9)
+    monkeypatch.setattr(trace_module, "recall_or_trace", lambda *_, **__: model)
+    shared = config(f"{EAGER}, parallelism: {{data_parallel_shard_degree: 1, data_parallel_replicate_degree: 8}}")
+    records = trace_devices(shared, ["h100", "l40s"])
+    h100, l40s = (record["estimate"]["communication"] for record in records)
+    assert h100["seconds"] < l40s["seconds"] / 5
+    table = compared_devices_table(records)
+    assert "Communication on h100: " in table and "Communication on l40s: " in table
+    alone = trace_devices(config(EAGER), ["h100"])[0]["estimate"]
+    assert alone["communication"] is None
+    assert records[0]["estimate"]["samples_per_s"] < alone["samples_per_s"]

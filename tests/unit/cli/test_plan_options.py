@@ -4,7 +4,7 @@ import pytest
 
 from bexplore.cli.plan_options import (
     name_options,
-    parse_bandwidth,
+    parse_bandwidth_option,
     parse_batch_sizes,
     parse_devices,
     parse_prices,
@@ -76,13 +76,13 @@ def test_a_rate_without_its_unit_or_number_is_refused(text):
     ],
 )
 def test_a_bandwidth_is_bytes_or_bits_a_second(text, bytes_per_s):
-    assert parse_bandwidth(text) == pytest.approx(bytes_per_s)
+    assert parse_bandwidth_option(text) == pytest.approx(bytes_per_s)
 
 
 @pytest.mark.parametrize("text", ["50", "50G", "50GB", "50Gbit", "50gb/s", "0GB/s", "-1GB/s", "nanGB/s", "50GB/h", ""])
 def test_what_may_be_bits_or_bytes_or_is_no_bandwidth_is_refused(text):
     with pytest.raises(UserInputError, match="bandwidth") as error:
-        parse_bandwidth(text)
+        parse_bandwidth_option(text)
     assert "--bandwidth" in error.value.hint
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bexplore.estimate.collectives import PassExposure, StepExposure
 from bexplore.estimate.confidence import ErrorDraws, SizeEstimate
 
 TOLERANCE = 0.02
@@ -74,3 +75,16 @@ def test_the_share_of_right_answers_is_that_of_the_score_where_the_errors_are_th
         told.append(float((draws.regrets(2**best) <= TOLERANCE).mean()))
         right.append(world[best] >= world.max() + np.log1p(-TOLERANCE))
     assert np.mean(right) == pytest.approx(np.mean(told), abs=0.08)
+
+
+def test_links_whose_speed_is_unsure_leave_sizes_unsure_of_which_one_waits_longer():
+    last = PassExposure(beside_s=0.3, last_s=0.05, beside_share=0.0)
+    exchanged = StepExposure(inner=PassExposure(), last=last, last_share=1.0)
+    waiting = sizes((8, 100.0), (16, 55.0), own_sd=0.0, communication=exchanged)  # as fast as each other at 0.44 of it
+    sure, unsure = (sureness(waiting, 16, doubling_sd=0.0, link_sd=link_sd) for link_sd in (0.0, 0.8))
+    assert sure == 1.0 and unsure < 0.95
+
+
+def test_one_rank_has_the_same_draws_whatever_the_links():
+    alone = ErrorDraws(sizes((8, 100.0), (16, 90.0)), link_sd=0.5)
+    assert (alone.log_speed == ErrorDraws(sizes((8, 100.0), (16, 90.0))).log_speed).all()

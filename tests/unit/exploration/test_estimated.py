@@ -22,10 +22,13 @@ from bexplore.exploration.emulated_speeds import TracedProgram
 from bexplore.exploration.estimated import EstimateRunner, find_waves
 from bexplore.guard.snapshot import find_guarded
 from bexplore.host.accelerators import DEVICES
-from bexplore.job import Job
+from bexplore.job import Job, Parallelism
 from bexplore.measurement.probe import Outcome, Probe
 from bexplore.output.report.files import ReportFile
 from bexplore.output.summary import summary_text
+from bexplore.planning.api import PlanSource, plan_from
+from bexplore.planning.request import Amount, Devices, PlanRequest
+from bexplore.planning.sources import read_costs
 from bexplore.run.event_records import event_record
 from bexplore.run.events import Recommended
 from bexplore.run.result import RunResult
@@ -230,3 +233,127 @@ def test_the_kernels_of_a_processor_are_its_own_and_it_has_no_waves():
     assert told["device_name"] == "a processor"
     assert (told["program"], told["mfu"], told["waves"]) == ("", None, None)
     assert told["relative_sd"] > runner.device.program_sd
+
+
+RANKS = "explore.parallelism={data_parallel_shard_degree: 1, data_parallel_replicate_degree: 8}"
+GRADIENTS = {"num_parameters": 2 * 10**9}
+
+
+@pytest.fixture
+def large_model(in_folder, monkeypatch):
+    traced = dataclasses.replace(TRACE, **GRADIENTS)
+    monkeypatch.setattr(job_module, "trace_all", lambda *_arguments, **_given: [traced])
+
+
+def rank_runner(*, replica_batch_size: int | None = 8, network: float | None = None, **parallelism) -> EstimateRunner:
+    job = Job(workload="decoder", model={}, parallelism=Parallelism(**parallelism))
+    program = TracedProgram(job=job, cost_model=dataclasses.replace(TRACE, **GRADIENTS))
+    return EstimateRunner(
+        DEVICES["h100"],
+        [program],
+        budget_bytes=75 * GIB,
+        smallest=1,
+        replica_batch_size=replica_batch_size,
+        network_bytes_per_s=network,
+    )
+
+
+def test_a_pass_of_several_ranks_holds_what_computation_does_not_hide():
+    alone = rank_runner().estimate(8, 0)
+    together = rank_runner(data_parallel_replicate_degree=8).estimate(8, 0)
+    assert alone.exposed_s == 0.0 and alone.communication is None
+    assert together.alone_s == pytest.approx(alone.seconds)
+    assert together.exposed_s == pytest.approx(together.seconds - alone.seconds) and together.exposed_s > 0
+    assert together.shares[Bound.COMMUNICATION] == pytest.approx(together.exposed_s / together.seconds)
+    assert sum(together.shares.values()) == pytest.approx(1.0)
+
+
+def test_more_passes_of_a_step_hide_a_reduction_that_is_made_once():
+    exposed_s = [
+        rank_runner(data_parallel_replicate_degree=8, replica_batch_size=batch).estimate(2, 0).exposed_s
+        for batch in (2, 8, 32, None)
+    ]
+    assert exposed_s == sorted(exposed_s, reverse=True)
+    assert exposed_s[0] == pytest.approx(4 * exposed_s[1]) and exposed_s[-1] == 0.0
+    every = rank_runner(data_parallel_replicate_degree=8, gradient_sync="every", replica_batch_size=32)
+    assert every.estimate(2, 0).exposed_s == pytest.approx(exposed_s[0])
+
+
+def test_ranks_on_two_nodes_are_slower_over_a_slow_network():
+    within, over_network = (
+        rank_runner(data_parallel_replicate_degree=16, network=network).estimate(8, 0) for network in (None, 10e9)
+    )
+    assert over_network.exposed_s > 3 * within.exposed_s
+
+
+def test_what_ranks_of_tensor_parallelism_exchange_is_waited_for_and_grows_with_the_size():
+    exchanged = TracedKernel(kind=KernelKind.ALL_REDUCE, sizes=(Polynomial(0, 2**24),), itemsize=2, calls=96)
+    runner = rank_runner(tensor_parallel_degree=8)
+    runner.programs = [dataclasses.replace(one, cost_model=with_kernel(one, exchanged)) for one in runner.programs]
+    small, large = (runner.estimate(size, 0).exposed_s for size in (1, 8))
+    assert 0 < small < large < 8 * small
+
+
+def with_kernel(program: TracedProgram, kernel: TracedKernel):
+    return dataclasses.replace(program.cost_model, kernels=(*program.cost_model.kernels, kernel))
+
+
+def test_the_answer_of_several_ranks_tells_what_they_exchange(large_model):
+    events = events_of("h100", RANKS)
+    result = events[-1].result
+    told = result.estimate.communication
+    assert 0 < told.exposed_s < told.seconds and told.is_complete
+    text = summary_text(result, tolerance=0.02, target_confidence=90)
+    assert "communication" in text and "exposed; NVLink at 371 GB/s, not timed" in text
+    assert "8, none of which ran (DDP over 8 ranks)" in text
+    assert "hold no communication" not in text
+    ranks = result.parallel
+    assert ranks.holds_communication and ranks.last_pass_s > ranks.inner_pass_s
+    assert ranks.exposed_communication_s == pytest.approx(told.exposed_s, rel=0.01)
+    alone = events_of()[-1].result
+    assert alone.estimate.communication is None and alone.parallel is None
+
+
+def test_exposed_communication_is_named_as_a_limit(large_model):
+    result = events_of("l40s", RANKS, "train_input.batch_size=64", "explore.memory_budget=40GiB")[-1].result
+    (limit,) = (one for one in result.checks.bottlenecks if one.kind == "communication")
+    assert "communication is the limit" in limit.finding
+
+
+def test_copies_that_no_section_names_are_counted_as_such(large_model):
+    result = events_of("h100", "runconfig.num_csx=8")[-1].result
+    assert result.estimate.communication is not None
+    assert result.parallel.description == "DDP over 8 ranks"
+
+
+def test_a_network_that_nobody_knows_is_named_and_one_that_is_told_is_taken(large_model):
+    on_two_nodes = "explore.parallelism={data_parallel_shard_degree: 1, data_parallel_replicate_degree: 16}"
+    unknown = events_of("h100", on_two_nodes)[-1].result
+    assert [text for text in unknown.warnings if "explore.network_bandwidth" in text]
+    told = events_of("h100", on_two_nodes, "explore.network_bandwidth=100Gbit/s")[-1].result
+    assert not [text for text in told.warnings if "explore.network_bandwidth" in text]
+    assert told.estimate.communication.seconds > 3 * unknown.estimate.communication.seconds
+
+
+def test_estimates_over_other_networks_are_other_studies(in_folder):
+    from bexplore.run.fingerprint import Fingerprint
+
+    configs = [config_of(), config_of("h100", "explore.network_bandwidth=50GB/s")]
+    configs.append(config_of("h100", "explore.network_bandwidth=400Gbit/s"))
+    names = [Fingerprint(config=one, folder_name="m").study_name() for one in configs]
+    assert names[0] != names[1] == names[2]
+
+
+def test_a_plan_of_the_same_ranks_has_the_communication_of_the_estimate(large_model):
+    run = events_of("h100", RANKS, "train_input.batch_size=64")[-1].run
+    request = PlanRequest(batch_sizes=(Amount(number=64),), devices=(Devices(number=8),))
+    (plan,) = plan_from(PlanSource(costs=read_costs(run)), request).plans
+    estimated = {one.micro_batch_size: one.details["estimate"] for one in run.journal.read() if one.is_estimated}
+    exposed_s = estimated[plan.micro_batch_size]["communication"]["exposed_s"]
+    assert plan.communication_s == pytest.approx(plan.accumulation_steps * exposed_s, rel=0.02)
+    assert "NVLink at 371 GB/s, not timed" in plan.network
+
+
+def test_a_bandwidth_without_its_unit_is_refused(in_folder):
+    with pytest.raises(UserInputError, match=r"explore\.network_bandwidth"):
+        config_of("h100", "explore.network_bandwidth=50")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from bexplore.estimate.collectives import Collective
 from bexplore.job import Parallelism
 from bexplore.planning.costs import PassCost, StepCosts
-from bexplore.planning.network import Collective, NetworkFigures, TimedCollective
+from bexplore.planning.network import NetworkFigures, TimedCollective
 
 
 def costs(**fields: Any) -> StepCosts:

@@ -7,16 +7,13 @@ import random
 import pytest
 
 from bexplore.errors import UserInputError
-from bexplore.job import Parallelism
+from bexplore.estimate.collectives import Collective
 from bexplore.planning.network import (
     MEMORY_SHARE,
-    Collective,
-    Communication,
     Link,
     NetworkFigures,
     TimedCollective,
     explain_sent_bytes,
-    find_communication,
     find_slow_parts,
     group_senders,
     limit_tensor_bytes,
@@ -188,47 +185,3 @@ def test_gloo_sends_an_all_reduce_for_a_reduce_scatter_and_nccl_does_not():
     (note,) = explain_sent_bytes("gloo", 4)
     assert "each rank sends 1.5 times the tensor, and the bus bandwidth counts 0.75" in note
     assert list(explain_sent_bytes("nccl", 4)) == []
-
-
-GB = 1e9
-
-
-def test_one_device_exchanges_nothing():
-    assert find_communication(Parallelism(), GB) == Communication()
-
-
-def test_replicas_reduce_their_gradients_once_a_step_in_buckets():
-    found = find_communication(Parallelism(data_parallel_replicate_degree=4), GB)
-    (reduced,) = found.last_pass
-    assert found.every_pass == ()
-    assert (reduced.collective, reduced.num_ranks) == (Collective.ALL_REDUCE, 4)
-    assert reduced.num_messages == round(GB / (25 * 2**20))
-    assert found.sent_bytes(is_last=True) == pytest.approx(2 * 3 / 4 * GB)
-
-
-def test_replicas_that_reduce_in_every_pass_do_so_in_the_first_ones_too():
-    found = find_communication(Parallelism(data_parallel_replicate_degree=4, gradient_sync="every"), GB)
-    assert found.sent_bytes(is_last=False) == found.sent_bytes(is_last=True) > 0
-
-
-@pytest.mark.parametrize(("reshard", "gathers"), [("default", 2), ("always", 2), ("never", 1)])
-def test_shards_are_gathered_before_each_half_pass_unless_kept(reshard, gathers):
-    parallelism = Parallelism(data_parallel_shard_degree=8, fsdp_reshard_after_forward=reshard)
-    found = find_communication(parallelism, GB, num_blocks=10)
-    assert found.sent_bytes(is_last=False) == pytest.approx(gathers * 7 / 8 * GB)
-    assert found.sent_bytes(is_last=True) == pytest.approx((gathers + 1) * 7 / 8 * GB)
-
-
-def test_copies_of_shards_reduce_the_shards_among_each_other():
-    parallelism = Parallelism(data_parallel_shard_degree=8, data_parallel_replicate_degree=2)
-    found = find_communication(parallelism, GB)
-    assert [one.collective for one in found.last_pass] == [Collective.REDUCE_SCATTER, Collective.ALL_REDUCE]
-    assert found.last_pass[1].sent_bytes == pytest.approx(2 * 1 / 2 * GB / 8)
-
-
-def test_the_last_message_is_never_hidden():
-    network = NetworkFigures.stated(100 * GB)
-    found = find_communication(Parallelism(data_parallel_replicate_degree=2), GB)
-    assert found.exposed_s(network, 100.0, 1.0, is_last=True) == pytest.approx(
-        network.seconds(Collective.ALL_REDUCE, GB / found.last_pass[0].num_messages, 2)
-    )
