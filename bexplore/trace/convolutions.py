@@ -112,7 +112,7 @@ class _Layer:
 
     def _round_up(self, channels: int, width: int) -> int:
         """Return channels in whole blocks; samples, which stand for them in a second derivative, as they are."""
-        return _round_up(channels, width) if channels % self.probe_batch else channels
+        return round_up(channels, width) if channels % self.probe_batch else channels
 
     def _pad_weights(self, source: int, result: int) -> Polynomial:
         if self.groups != 1:
@@ -183,13 +183,14 @@ class _Layer:
             return 0
         if self._is_single and max(kernel) <= _NARROW_WIDTH and max(self.dilation) == 1:
             return 0
-        in_channels = groups * _round_up(num_in, width)
-        padded = in_channels * _round_up(num_out // groups, width) * math.prod(kernel)
+        in_channels = groups * round_up(num_in, width)
+        padded = in_channels * round_up(num_out // groups, width) * math.prod(kernel)
         if not is_half:
             return padded * self.itemsize
         transposed = 2 * in_channels * math.prod(length + 1 for length in self.source[2:])
         return padded * (self.itemsize + _FLOAT32_BYTES) + transposed * self.itemsize
 
 
-def _round_up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
+    """Return the smallest multiple that is no smaller than a size."""
     return -(-size // multiple) * multiple

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bexplore.errors import TraceError
-from bexplore.trace.convolutions import CONVOLUTIONS, size_convolution
+from bexplore.trace.convolutions import CONVOLUTIONS, round_up, size_convolution
 from bexplore.trace.cost_model import Polynomial
 
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
@@ -71,7 +71,7 @@ def _size_chunk_cat(shapes: Any, itemsize: int) -> tuple[Polynomial, ...]:
     gradients, dimension, num_chunks, *_ = shapes
     padded = 0
     for shape in gradients:
-        rows = _round_up(shape[dimension], num_chunks)
+        rows = round_up(shape[dimension], num_chunks)
         if rows != shape[dimension]:
             padded += rows * math.prod((*shape[:dimension], *shape[dimension + 1 :]))
     return (Polynomial(itemsize * padded),)
@@ -87,17 +87,13 @@ def _size_attention(operator: Any, shapes: Any, probe_batch: int, itemsize: int)
     """
     _, query, key, *_ = shapes
     batch, heads, length, head_size = query
-    rows = batch * heads * _round_up(length, _ROWS_OF_A_TILE)
-    sums = _FLOAT32_BYTES * rows * (_round_up(head_size, _COLUMNS_OF_A_TILE) + 1)
+    rows = batch * heads * round_up(length, _ROWS_OF_A_TILE)
+    sums = _FLOAT32_BYTES * rows * (round_up(head_size, _COLUMNS_OF_A_TILE) + 1)
     is_half = itemsize < _FLOAT32_BYTES  # in float32 the sums are the gradient itself
     expanded = 0
     if operator is _FLASH_BACKWARD and key[1] != heads:
         expanded = 2 * itemsize * batch * heads * key[2] * head_size
     return (Polynomial.from_value((sums if is_half else 0) + expanded, probe_batch),)
-
-
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
 
 
 def is_ctc_loss(operator: Any) -> bool:
