@@ -17,6 +17,7 @@ from tests.unit.search.builders import EXACT, CurveRunner, failed, result_of, sa
 
 KINDS = {
     "groups of 8": (lambda n: n % 8 == 0, "multiples of 8"),
+    "groups of 20": (lambda n: n % 20 == 0, "multiples of 20"),
     "even sizes": (lambda n: n % 2 == 0, "even sizes"),
     "two samples at least": (lambda n: n > 1, None),
     "divisors of a queue": (lambda n: 4096 % n == 0, "powers of two"),
@@ -137,8 +138,8 @@ def test_a_resumed_search_makes_the_decisions_of_an_uninterrupted_one(tmp_path):
         ("NameError: name 'labels' is not defined", "", 2),
         ("KeyError: 'tokens'", "", 2),
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied ({n}x32 and 64x1)", "", 2),
-        ("RuntimeError: Trying to backward through the graph a second time on rank 0", "loss.backward()", 4),
-        ("ValueError: the schedule has ended", 'raise ValueError("the schedule has ended")', 4),
+        ("RuntimeError: Trying to backward through the graph a second time on rank 0", "loss.backward()", 5),
+        ("ValueError: the schedule has ended", 'raise ValueError("the schedule has ended")', 5),
         ("ValueError: bad input", "", 8),
         ("ValueError: bad size", 'raise ValueError("bad size")', 8),
         ("ValueError: bad input", "if len(x) % self.group: raise ValueError('bad input')", 8),
