@@ -115,10 +115,9 @@ def test_a_folder_that_may_not_be_changed_is_an_error_with_both_ways_out(python,
         raise PermissionError(13, "Permission denied", str(path))
 
     before = contents(python)
-    for name in ("open", "unlink"):
-        monkeypatch.setattr(Path, name, refuse)
-
-    with pytest.raises(UserInputError) as raised:
+    with monkeypatch.context() as refusing, pytest.raises(UserInputError) as raised:
+        for name in ("open", "unlink"):
+            refusing.setattr(Path, name, refuse)
         getattr(pth, action)(str(python))
 
     folder = pth.site_packages(str(python))
