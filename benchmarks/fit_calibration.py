@@ -39,7 +39,7 @@ from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import count_grounds, recommend
 from bexplore.search.result import ProbeFinished
 from bexplore.search.settings import SearchSettings
-from bexplore.testing.simulator import Family
+from tests.simulated.simulator import Family
 
 RESULTS = Path(__file__).parent / "results"
 FIRST_SEED = 7_000_000

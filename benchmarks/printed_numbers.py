@@ -42,8 +42,8 @@ from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Result
 from bexplore.search.space import Space, candidate_sizes
-from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
 from bexplore.units import format_rate, format_seconds
+from tests.simulated.simulator import Family, SimulatedRunner, World, draw_world
 
 RESULTS = Path(__file__).parent / "results" / "printed_numbers.json"
 UPDATE_OF_PASSES = 0.3  # seconds of an update, in passes of one sample

@@ -37,7 +37,6 @@ TREE = {
     "engine/": "a Runner on real hardware: worker processes that compile and time one size",
     "command/": "a Runner of your own training command: starts it, observes its steps, ends it",
     "replay/": "a Runner over a recorded table",
-    "testing/": "a Runner with a known answer: a simulator, for tests and benchmarks",
     "run/": "what a run keeps and answers: directory, journal, fingerprint, result, events",
     "diagnosis/": "what limits a job beside its size: rules over measurements and trace",
     "exploration/": "one run from plan to result: of a job, of a training command",

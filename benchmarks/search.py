@@ -56,7 +56,7 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decide import decide
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.settings import SearchSettings
-from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
+from tests.simulated.simulator import Family, SimulatedRunner, draw_world
 
 RESULTS = Path(__file__).parent / "results"
 FIRST_SEED = 3_000_000

@@ -14,7 +14,7 @@ from benchmarks.search_problems import TOLERANCE, Problem, explored, simulated_p
 from benchmarks.search_statistics import wilson
 from bexplore.measurement.interleaving import estimate_alone
 from bexplore.measurement.probe import Observation
-from bexplore.testing.simulator import Family
+from tests.simulated.simulator import Family
 
 ROUNDING = 1e-9  # of a mean of logarithms
 SURELY = 2.0  # standard errors of the difference beyond which a size was seen to be slower without a doubt

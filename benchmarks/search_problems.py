@@ -18,7 +18,7 @@ from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
-from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
+from tests.simulated.simulator import Family, SimulatedRunner, World, draw_world
 
 CURVES = Path(__file__).parent / "curves"
 DEVELOPED_ON = ("milabench_h100", "zeus", "gavel")

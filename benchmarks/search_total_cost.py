@@ -15,7 +15,7 @@ from benchmarks.search_problems import GROUPS, Problem, explored, public_problem
 from benchmarks.search_statistics import RESAMPLES
 from bexplore.measurement.statistics import Array
 from bexplore.replay.table import Curve
-from bexplore.testing.simulator import Family
+from tests.simulated.simulator import Family
 
 TRAINING_S = 36_000.0
 EACH_COMPILED = "bexplore, each size compiled"  # as the rivals do it

@@ -23,7 +23,7 @@ from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.space import Space, candidate_sizes
-from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
+from tests.simulated.simulator import Family, SimulatedRunner, draw_world
 
 OWN_MODEL = {"model": "shop.net:make_model", "batch": "shop.net:make_batch"}
 WORKLOADS: tuple[dict[str, Any], ...] = (

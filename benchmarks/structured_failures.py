@@ -25,8 +25,8 @@ from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.space import Space
-from bexplore.testing.failures import TRACEBACK, FailureKind, draw_failure
-from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
+from tests.simulated.failures import TRACEBACK, FailureKind, draw_failure
+from tests.simulated.simulator import Family, SimulatedRunner, World, draw_world
 
 RESULTS = Path(__file__).parent / "results" / "structured_failures.md"
 NUM_PROGRAMS = 1_500

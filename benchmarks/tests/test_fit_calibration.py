@@ -10,7 +10,7 @@ import pytest
 from benchmarks import fit_calibration
 from benchmarks.fit_calibration import Message, bands, fit, shares_of
 from bexplore.search.calibration import Grounds, log_odds_terms
-from bexplore.testing.simulator import Family
+from tests.simulated.simulator import Family
 
 TRUE_WEIGHTS = (0.5, 0.8, 0.1, -0.1, 0.3)
 

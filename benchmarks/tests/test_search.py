@@ -11,7 +11,7 @@ import pytest
 from benchmarks import search
 from benchmarks.search_problems import Answer, answered, simulated_problems
 from benchmarks.search_statistics import relative_performance, shortfalls_held
-from bexplore.testing.simulator import Family
+from tests.simulated.simulator import Family
 
 KNOWN = {
     "methods": {"public": {"bexplore": "known"}, "wandering": {"bexplore": "known"}},

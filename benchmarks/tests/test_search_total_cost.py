@@ -18,7 +18,7 @@ from benchmarks.search_total_cost import AS_IT_WORKS, EACH_COMPILED, OURS, TRAIN
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.replay.table import Curve, Point
 from bexplore.search.space import Space
-from bexplore.testing.simulator import Family, draw_world
+from tests.simulated.simulator import Family, draw_world
 
 KNOWN = json.loads((search.RESULTS / "search.json").read_text())
 

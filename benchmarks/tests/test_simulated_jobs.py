@@ -7,7 +7,7 @@ import pytest
 from benchmarks.simulated_jobs import Found, draw_job, explored, found, load
 from bexplore.exploration.base import find_sizes_that_keep
 from bexplore.search.space import candidate_sizes
-from bexplore.testing.simulator import Family
+from tests.simulated.simulator import Family
 
 SEEDS = range(4)
 

@@ -18,7 +18,7 @@ PACKAGE = Path(bexplore.__file__).parent
 # Room -> its parts in import order: a part imports only from parts that stand before it.
 ORDER = {
     "": "errors units host estimate job config workloads trace measurement search engine command replay "
-    "testing run diagnosis exploration actions emulated_gpu api planning guard output start_again decorator cli "
+    "run diagnosis exploration actions emulated_gpu api planning guard output start_again decorator cli "
     "pytest_plugin lightning transformers __main__",
     "host": "blas_threads causes clocks secret_values logs locks json_files records accelerators "
     "torch_interfaces machine process_tree contention",
@@ -38,7 +38,6 @@ ORDER = {
     "engine": "protocol process worker program_client runner open_runner",
     "command": "observer reports timing verdicts failures start attach watch judgement runner",
     "replay": "table replay",
-    "testing": "failures simulator",
     "run": "selection facts parts journal result run_directory fingerprint events event_records",
     "diagnosis": "bottlenecks profiled",
     "exploration": "memory_budget setup untraced emulated variants estimate finish base estimate_errors "
@@ -182,11 +181,6 @@ def test_nobody_imports_the_worker():
     assert [
         module_of(path) for path in outside for name in own_imports(path) if f"{name}.".startswith("engine.worker.")
     ] == []
-
-
-def test_no_product_code_imports_the_simulator():
-    outside = [path for path in FILES if not module_of(path).startswith("testing")]
-    assert [module_of(path) for path in outside for name in own_imports(path) if name.startswith("testing")] == []
 
 
 ROOMS_BESIDE = ("guard", "planning", "emulated_gpu")

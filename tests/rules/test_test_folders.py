@@ -13,7 +13,8 @@ from tests.rules.sources import syntax_nodes
 
 TESTS = ROOT / "tests"
 UNIT = sorted((TESTS / "unit").rglob("*.py"))
-FOLDERS = {"cli", "emulated_gpu", "engine", "gpu_trace", "jobs", "recorded", "rules", "slurm", "torch", "unit"}
+FOLDERS = {"cli", "engine", "torch", "unit", "rules", "slurm", "emulated_gpu", "gpu_trace"}  # of tests
+FOLDERS |= {"jobs", "recorded", "simulated"}  # of what they need
 # Starting a process, or a runner that does. `run_on` and `warm_on` make engine runners.
 NEVER_IN_UNIT = frozenset({"torch", "transformers", "subprocess", "EngineRunner", "WorkerProcess", "run_on", "warm_on"})
 

@@ -8,7 +8,7 @@ import pytest
 from bexplore.replay.replay import ReplayOptions, TableRunner
 from bexplore.replay.table import Curve, Point
 from bexplore.search.space import MemoryPrior, Space
-from bexplore.testing.simulator import Family, SimulatedRunner, World
+from tests.simulated.simulator import Family, SimulatedRunner, World
 from tests.unit.measurement.runner_contract import RunnerContract, Subject
 from tests.unit.search.builders import GIB, CurveRunner, saturating
 

@@ -11,7 +11,7 @@ import numpy as np
 from bexplore.replay.replay import JobRunner
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.space import MemoryPrior, Space
-from bexplore.testing.simulator import BUDGET_BYTES, Family, SimulatedRunner, World, draw_world
+from tests.simulated.simulator import BUDGET_BYTES, Family, SimulatedRunner, World, draw_world
 
 FAMILIES = (Family.SMOOTH, Family.ROUGH, Family.CLIFFS, Family.CPU_LIKE, Family.GPU_LIKE)
 MOST_VARIANTS = 8

@@ -18,7 +18,7 @@ from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
-from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
+from tests.simulated.simulator import Family, SimulatedRunner, World, draw_world
 from tests.unit.search.builders import EXACT, CurveRunner, measured, saturating
 
 SHARED = SearchSettings(search_compilation=Compilation.SHARED, user_compilation=Compilation.SHARED, verify_exact=False)

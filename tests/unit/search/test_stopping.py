@@ -19,7 +19,7 @@ from bexplore.search.posterior.joint import Variant
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
-from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
+from tests.simulated.simulator import Family, SimulatedRunner, draw_world
 from tests.unit.search.builders import EXACT, CurveRunner, failed, measured, result_of
 
 PLATEAU = {12: 175.0, 32: 192.0, 36: 196.0, 60: 186.0, 64: 181.0, 124: 164.0, 128: 165.0, 132: 165.0}

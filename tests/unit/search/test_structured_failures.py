@@ -12,7 +12,7 @@ from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.space import Space
-from bexplore.testing.failures import FailureKind, StructuredFailure
+from tests.simulated.failures import FailureKind, StructuredFailure
 from tests.unit.search.builders import EXACT, CurveRunner, failed, result_of, saturating
 
 KINDS = {

@@ -23,7 +23,7 @@ from bexplore.search.recommendation import recommend
 from bexplore.search.result import noise_warnings
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
-from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
+from tests.simulated.simulator import Family, SimulatedRunner, draw_world
 from tests.unit.search.builders import CurveRunner, measured, saturating
 
 SHARED = SearchSettings(search_compilation=Compilation.SHARED, verify_exact=False)

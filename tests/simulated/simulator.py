@@ -21,7 +21,7 @@ from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, Interleaved
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.measurement.statistics import Array
 from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
-from bexplore.testing.failures import TRACEBACK, StructuredFailure
+from tests.simulated.failures import TRACEBACK, StructuredFailure
 
 BUDGET_BYTES = 64 * 2**30
 PEAK_SD = 0.003  # of a measured peak, as a fraction

@@ -14,7 +14,7 @@ from bexplore.search.posterior.joint import Variant
 from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryAccount
-from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world, with_caching_allocator
+from tests.simulated.simulator import Family, SimulatedRunner, World, draw_world, with_caching_allocator
 
 SETTINGS = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 NUM_WORLDS = 40
