@@ -16,7 +16,7 @@ from bexplore.measurement.probe import Outcome
 from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.size_rules import NAMED, Clues, RuleKind, SizeRule, prior_weights, read
-from bexplore.search.space import Space
+from bexplore.search.space import OWN_REASONS, Space
 
 # P(a size fails for itself alone), as at a corrupt shard; P(a size runs that a rule excludes); P(the program ends at
 # some size of the range). Source: set by hand with benchmarks/results/structured_failures.md, not varied one by one.
@@ -31,7 +31,8 @@ EXTENDS_FROM, EXTENDS_TIMES = 0.02, 1.5
 TRIED_AGAIN = 0.15  # P(a size fails alone) from which it is tried again. Source: results/structured_failures.md
 STAND_IN = 1.1  # times a size is one that serves as well. Source: `posterior.LADDER_STEP`
 MOST_EXTENSION = 64  # sizes. Source: resolves 7 % of a size over a range of a hundred
-FAILURES = (Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.TIMED_OUT)  # not finite: chance and numbers cause it
+# Of failures before any size ran, a loss that is not finite is no clue: weights and data cause it at every size.
+CLUES_TO_A_FIRST = tuple(outcome for outcome in OWN_REASONS if outcome is not Outcome.NOT_FINITE)
 MOST_SIZE = 4096  # up to which other sizes than candidates are looked at. Source: `space.DENSE_LIMIT`
 
 
@@ -61,7 +62,8 @@ class RunBelief:
     def from_evidence(cls, space: Space, evidence: Sequence[Evidence]) -> RunBelief | None:
         """Return the belief after these probes of one variant; None where none failed for a reason of its own."""
         ran = {size for item in evidence if item.is_measured for size in item.timed_sizes}
-        failures = [item for item in evidence if item.outcome in FAILURES and item.micro_batch_size not in ran]
+        reasons = OWN_REASONS if ran else CLUES_TO_A_FIRST
+        failures = [item for item in evidence if item.outcome in reasons and item.micro_batch_size not in ran]
         counts = Counter(item.micro_batch_size for item in failures)
         failed = tuple(sorted(counts))
         if not failed:

@@ -298,16 +298,17 @@ def test_a_crash_at_one_size_neither_ends_the_search_nor_narrows_it():
 class FailingRunner(CurveRunner):
     """Fails at some sizes with an exception of the user's."""
 
-    def __init__(self, fails: Callable[[int], bool]) -> None:
+    def __init__(self, fails: Callable[[int], bool], outcome: Outcome = Outcome.CRASHED) -> None:
         super().__init__()
         self.fails = fails
+        self.outcome = outcome
 
     def __call__(self, probe: Probe) -> Observation:
         answer = super().__call__(probe)
         if not self.fails(probe.micro_batch_size):
             return answer
         reason = f"ValueError: written for fewer than {probe.micro_batch_size} samples (model.py:7)"
-        return failed(probe, Outcome.CRASHED, reason, traceback_text="Traceback ...")
+        return failed(probe, self.outcome, reason, traceback_text="Traceback ...")
 
     @property
     def wasted(self) -> list[int]:
@@ -315,9 +316,10 @@ class FailingRunner(CurveRunner):
         return [size for size in self.sizes if self.fails(size)]
 
 
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.NOT_FINITE])
 @pytest.mark.parametrize("largest", [2, 12, 50, 300])
-def test_a_program_that_ends_at_a_size_is_searched_below_it_once(largest):
-    runner = FailingRunner(lambda size: size > largest)
+def test_a_program_that_ends_at_a_size_is_searched_below_it_once(largest, outcome):
+    runner = FailingRunner(lambda size: size > largest, outcome)
 
     best = result_of(runner, Space.from_sizes(range(1, 1001))).recommendation
 
