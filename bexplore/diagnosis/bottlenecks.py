@@ -102,6 +102,7 @@ class JobEvidence:
     cost_model: CostModel | None = None  # the trace; None for none
     device_info: Mapping[str, Any] = field(default_factory=dict)  # torch's description of the device; empty if unknown
     loader: Mapping[str, Any] | None = None  # the timing of the user's own data loader; None where there is none
+    maximum: int | None = None  # the largest size that the configuration allows; None for no bound
     parallel: RanksPart | None = None  # the ranks at the recommended size; None for a job of one device
 
     @cached_property
@@ -246,6 +247,19 @@ def _find_loader_problem(evidence: JobEvidence) -> Values | None:
     if not evidence.loader or not evidence.loader["problem"]:
         return None
     return {"problem": evidence.loader["problem"], "loader": str(evidence.job.model.get("loader"))}
+
+
+@rule(
+    _TRANSFER,
+    "input",
+    "the largest batch of the data loader has a size of {largest_batch}, not {micro_batch_size}: so many never come",
+    "set explore.max to {largest_batch}, or let the loader take its batch size from its argument",
+)
+def _find_small_batches(evidence: JobEvidence) -> Values | None:
+    loader = evidence.loader
+    if not loader or loader["problem"] or loader["largest_batch"] >= loader["micro_batch_size"]:
+        return None
+    return {name: loader[name] for name in ("largest_batch", "micro_batch_size")}
 
 
 @rule(
@@ -427,12 +441,28 @@ def _find_saturation(evidence: JobEvidence) -> Values | None:
 def _find_full_memory(evidence: JobEvidence) -> Values | None:
     # Throughput that still grows where the memory ends.
     refused = [item.micro_batch_size for item in evidence.observations if item.outcome is Outcome.OUT_OF_MEMORY]
+    growth = _find_growth_at_end(evidence)
+    return {**growth, "refused_micro_batch_size": min(refused)} if growth and refused else None
+
+
+@rule(
+    _STEP,
+    "maximum",
+    "the configuration's largest size is the limit: throughput still grows {throughput_per_doubling:.2f}x per doubling "
+    "at size {size}",
+    "a larger max",
+)
+def _find_own_maximum(evidence: JobEvidence) -> Values | None:
+    return _find_growth_at_end(evidence) if evidence.maximum == evidence.best else None
+
+
+def _find_growth_at_end(evidence: JobEvidence) -> Values | None:
+    """Return how throughput still grows where the recommended size is the largest that ran; None where it is not."""
     speeds, best = evidence.speeds, evidence.best
     below = max((size for size in speeds if size <= best / NEAR_BEST), default=None)
-    if not refused or best != max(speeds) or below is None or evidence.growth(below, best) < STILL_GROWS:
+    if best != max(speeds) or below is None or evidence.growth(below, best) < STILL_GROWS:
         return None
-    growth = evidence.growth(below, best)
-    return {"throughput_per_doubling": growth, "refused_micro_batch_size": min(refused), "size": str(best)}
+    return {"throughput_per_doubling": evidence.growth(below, best), "size": str(best)}
 
 
 @rule(

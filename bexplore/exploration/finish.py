@@ -181,6 +181,7 @@ class Finish:
             cost_model=self.cost_model if self.config.job.lengths is None else None,
             device_info=self.device_info,
             loader=result.checks.loader,
+            maximum=self.config.maximum,
             parallel=result.parallel,
         )
         return find_bottlenecks(evidence)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bexplore.errors import UserInputError, require, suggestion
@@ -110,7 +112,11 @@ def _import_module(name: str, path: str, setting: str, import_root: str | None) 
         if missing != name and not name.startswith(f"{missing}."):
             raise  # the module exists; one of its own imports does not
         where = import_root or "the import path"
+        folders = (Path.cwd(), *Path(where).parents)
+        found = next((one for one in folders if (one / f"{missing}.py").is_file() or (one / missing).is_dir()), None)
+        before = f"PYTHONPATH={shlex.quote(str(found))}"
+        tip = f" It lies in {found}: type {before} in front of the command." if found else ""
         raise UserInputError(
             f"{setting} is {path!r}: there is no module {missing!r} in {where}.",
-            hint="Module names are looked up next to the configuration first, then among installed packages.",
+            hint=f"Module names are looked up next to the configuration first, then on the import path.{tip}",
         ) from error

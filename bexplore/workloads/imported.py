@@ -33,14 +33,14 @@ def build_imported(job: Job) -> Workload:
     Either a whole step (see `_build_step`), or these keys:
 
     * `model`: returns a `torch.nn.Module`.
-    * `batch`: called with the micro-batch size, returns a batch: a tensor, a mapping (the model's keyword arguments),
-      or a tuple or list.
+    * `batch`: called with the micro-batch size, returns a batch: a tensor, a mapping (the model's keyword arguments, or
+      its only argument), or a tuple or list.
     * `loss`, optional: called with (output, targets) where the batch is a pair (inputs, targets), else with
       (output, batch); or a `torch.nn.Module` class of such a loss. Without it the model's own loss is taken: its
       output if that is a scalar, its `loss`, or the only scalar of a tuple; and where the batch is a pair of which the
       model takes only the first, the cross entropy of its output and the second.
     * `loader`, optional: called with the micro-batch size, returns an iterable of batches, such as a DataLoader. The
-      step never reads it: `input_pipeline` times it apart.
+      step never reads it: `loader` times it apart.
     * `samples_of`, optional: called with a batch, returns its number of samples, where its tensors do not show that.
     * `arguments`, optional: keyword arguments; each callable gets those that its signature names.
 
@@ -106,16 +106,20 @@ class ImportedLoss(nn.Module):
         self.model = model
         self.loss = loss
         self._takes_pairs = loss is None and _takes(model.forward, 2)
+        self._only_argument = _find_only_argument(model.forward)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Return scalar loss of a batch in any of the forms of `build_imported`."""
-        if isinstance(batch, Mapping):
-            return self._loss(self.model(**batch), batch)
-        if not isinstance(batch, (tuple, list)):
-            return self._loss(self.model(batch), batch)
-        if len(batch) == 2 and not self._takes_pairs:
-            return self._loss(_call(self.model, batch[0]), batch[1])
-        return self._loss(self.model(*batch), batch)
+        if isinstance(batch, (tuple, list)) and len(batch) == 2 and not self._takes_pairs:
+            return self._loss(self._call(batch[0]), batch[1])
+        return self._loss(self._call(batch), batch)
+
+    def _call(self, inputs: Any) -> Any:
+        if isinstance(inputs, Mapping) and (self._only_argument is None or self._only_argument in inputs):
+            return self.model(**inputs)
+        if isinstance(inputs, (tuple, list)):
+            return self.model(*inputs)
+        return self.model(inputs)
 
     def _loss(self, output: Any, targets: Any) -> torch.Tensor:
         if self.loss is not None:
@@ -158,12 +162,14 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _call(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    if isinstance(inputs, (tuple, list)):
-        return model(*inputs)
-    return model(inputs)
+def _find_only_argument(function: Callable[..., Any]) -> str | None:
+    """Return the name of the argument of a function that takes exactly one; None for any other function."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # a scripted module has no signature
+        return None
+    is_one = len(parameters) == 1 and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return parameters[0].name if is_one else None
 
 
 def _find_loss(output: Any) -> torch.Tensor | None:

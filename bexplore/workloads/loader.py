@@ -13,7 +13,7 @@ import torch
 from bexplore.errors import require
 from bexplore.job import Job
 from bexplore.workloads.batches import seed_torch, tensor_leaves
-from bexplore.workloads.import_path import check_call, load_callables
+from bexplore.workloads.import_path import UserCallable, check_call, load_callables
 
 TIMED_S = 3.0  # seconds of steady delivery; shorter only where LONGEST_S ends it
 MIN_TIMED_BATCHES = 3
@@ -30,6 +30,7 @@ class LoaderSpeed:
     elapsed_s: float  # seconds of steady delivery
     first_batch_s: float  # seconds to the first batch, start of the loader's workers included
     num_workers: int | None  # worker processes of the loader; None for anything but a DataLoader
+    largest_batch: int  # samples of the largest batch that it gave
 
 
 def time_loader(job: Job, micro_batch_size: int) -> LoaderSpeed:
@@ -39,12 +40,17 @@ def time_loader(job: Job, micro_batch_size: int) -> LoaderSpeed:
     and is left out. A loader that ends is started again, as in the next epoch. Its errors are not caught.
     """
     with seed_torch(job.seed, torch.device("cpu")):
-        return _time_batches(_make_loader(job, micro_batch_size), micro_batch_size)
+        samples_of = _load(job).get("samples_of", _num_samples)
+        return _time_batches(_make_loader(job, micro_batch_size), micro_batch_size, samples_of)
+
+
+def _load(job: Job) -> dict[str, UserCallable]:
+    paths = {name: path for name, path in job.model.items() if name != "arguments"}
+    return load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)
 
 
 def _make_loader(job: Job, micro_batch_size: int) -> Iterable[Any]:
-    paths = {name: path for name, path in job.model.items() if name != "arguments"}
-    make_loader = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)["loader"]
+    make_loader = _load(job)["loader"]
     check_call(make_loader, "micro_batch_size", setting="loader")
     loader = make_loader(micro_batch_size)
     require(
@@ -56,14 +62,14 @@ def _make_loader(job: Job, micro_batch_size: int) -> Iterable[Any]:
     return loader
 
 
-def _time_batches(loader: Iterable[Any], micro_batch_size: int) -> LoaderSpeed:
+def _time_batches(loader: Iterable[Any], micro_batch_size: int, samples_of: Callable[[Any], int]) -> LoaderSpeed:
     num_workers = getattr(loader, "num_workers", None)
     first_wave = max(1, num_workers or 0)
     began_s = time.perf_counter()
     arrived_s, samples = [], []
     for batch in _epochs(loader):
         arrived_s.append(time.perf_counter() - began_s)
-        samples.append(_num_samples(batch))
+        samples.append(int(samples_of(batch)))
         timed_s = arrived_s[-1] - arrived_s[min(first_wave, len(arrived_s)) - 1]
         if arrived_s[-1] > LONGEST_S or (timed_s > TIMED_S and len(arrived_s) >= first_wave + MIN_TIMED_BATCHES):
             break
@@ -77,6 +83,7 @@ def _time_batches(loader: Iterable[Any], micro_batch_size: int) -> LoaderSpeed:
         elapsed_s=elapsed_s,
         first_batch_s=arrived_s[0],
         num_workers=num_workers,
+        largest_batch=max(samples),
     )
 
 

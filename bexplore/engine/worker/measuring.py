@@ -26,6 +26,7 @@ from bexplore.engine.worker.timing import RanPass, Timed, headline, run_pass, ti
 from bexplore.errors import UserInputError
 from bexplore.job.lengths import BatchShape, Lengths
 from bexplore.measurement.probe import Compilation, Probe
+from bexplore.units import counted
 from bexplore.workloads import Batch
 from bexplore.workloads.workload import find_num_positions, find_unfused, name_optimizers
 
@@ -147,7 +148,7 @@ def _run(session: Session, probe: Probe, pass_budget_s: float) -> ProbeFacts:
         why_alone=why_alone,
     )
     if not math.isfinite(timed.loss):
-        raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {timed.loss}")
+        raise NotFiniteError(f"the loss of a pass over {counted(len_of(batch), 'sample')} is {timed.loss}")
     session.usual_pass_s[size] = float(np.median(timed.pass_times_s))
     has_gradients = any(gradient is not None for _, gradient in steps.gradients())
     collations = _time_collations(session, timed_batch, probe)

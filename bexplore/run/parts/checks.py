@@ -18,8 +18,8 @@ MAX_BOTTLENECKS = 2  # rows: the most important; the report lists all
 class Bottleneck:
     """One finding."""
 
-    # `input`, `communication`, `compute`, `bandwidth`, `launch`, `capacity`, `update`, `graph_breaks`, `saturated`,
-    # `precision` or `shape`.
+    # `input`, `communication`, `compute`, `bandwidth`, `launch`, `capacity`, `maximum`, `update`, `graph_breaks`,
+    # `saturated`, `precision` or `shape`.
     kind: str
     finding: str  # the observation, with its numbers
     action: str = ""  # what to try; empty where nothing needs to be done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 
 import pytest
@@ -31,6 +32,10 @@ class Keywords(Net):
     def forward(self, *, images, labels, scale):
         return {"loss": scale * F.cross_entropy(super().forward(images), labels), "extra": images}
 
+class WholeBatch(Net):
+    def forward(self, batch):
+        return super().forward(batch["images"])
+
 class LogitsAndLoss(Net):
     def forward(self, images, labels=None):
         logits = super().forward(images)
@@ -59,6 +64,13 @@ def keywords(micro_batch_size):
 def dicts(micro_batch_size):
     images, labels = pairs(micro_batch_size)
     return {"images": images, "labels": labels, "scale": torch.tensor(2.0)}
+
+def dicts_in_pairs(micro_batch_size):
+    images, labels = pairs(micro_batch_size)
+    return {"images": images}, labels
+
+def of_whole_batch(output, batch):
+    return F.cross_entropy(output, batch["labels"])
 
 def images(micro_batch_size):
     return torch.randn(micro_batch_size, 3, 6, 6)
@@ -186,6 +198,9 @@ def step_job(import_root):
         ("Net", "pairs", "torch.nn:CrossEntropyLoss"),
         ("Net", "pairs", "torch.nn.functional:cross_entropy"),
         ("Keywords", "dicts", None),
+        ("WholeBatch", "dicts", "of_whole_batch"),
+        ("WholeBatch", "dicts_in_pairs", None),
+        ("Net", "dicts_in_pairs", None),
         ("LogitsAndLoss", "pairs", None),
         ("OwnLoss", "images", None),
     ],
@@ -410,3 +425,16 @@ def test_a_step_that_returns_no_loss_is_refused(step_job):
     workload = build(step_job("SaysNothing"))
     with pytest.raises(UserInputError, match="forward_backward returned NoneType"):
         workload.forward_backward(workload.make_batch(2))
+
+
+def test_a_module_that_lies_elsewhere_has_the_path_to_type(make_job, tmp_path, monkeypatch):
+    (tmp_path / "lies_at_the_root.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in sys.path if entry])
+    model = dict(make_job().model) | {"model": "lies_at_the_root:Net"}
+    job = Job(workload="imported", model=model, import_root=str(tmp_path / "configs"))
+
+    with pytest.raises(UserInputError) as caught:
+        build(job)
+
+    assert f"type PYTHONPATH={tmp_path} in front" in caught.value.hint

@@ -61,6 +61,12 @@ def test_any_iterable_of_batches_is_a_loader(clock):
     assert speed.samples_per_s == pytest.approx(2 / 0.5)
 
 
+def test_the_largest_batch_of_a_small_data_set_is_known(clock):
+    clock(0.5)
+
+    assert time_loader(job("plain"), 100).largest_batch == 64
+
+
 def test_a_loader_that_is_slower_than_the_limit_is_not_waited_for(clock):
     clock(loader.LONGEST_S)
 

@@ -114,6 +114,17 @@ def test_throughput_that_grows_up_to_the_budget_is_limited_by_memory():
     assert "capacity" not in kinds({1: 0.10, 2: 0.11, 4: 0.22, 8: 0.44}, refused=12)
 
 
+def test_throughput_that_grows_up_to_the_users_largest_size_is_limited_by_that():
+    growing, flat = {1: 0.10, 2: 0.11, 4: 0.14, 8: 0.2}, {1: 0.10, 2: 0.11, 4: 0.22, 8: 0.44}
+
+    def has_limit(times, maximum):
+        found = found_in(JOB, sweep(times), micro_batch_size=8, maximum=maximum, device_info=CPU)
+        return [one.kind for one in found if one.kind == "maximum"] != []
+
+    assert has_limit(growing, 8)
+    assert not any(has_limit(*one) for one in ((growing, None), (growing, 16), (flat, 8)))
+
+
 def test_a_long_update_is_said_with_its_share_of_the_step():
     found = found_in(
         JOB, sweep({1: 0.1, 2: 0.11}, update_s=0.11), micro_batch_size=2, accumulation_steps=1, device_info=CPU
@@ -133,8 +144,9 @@ def test_the_optimizers_that_could_be_fused_are_named_as_they_are():
     assert found[0].action.endswith("or torch.optim.SGD(fused=True) or torch.optim.Adam(fused=True)")
 
 
-def loader(samples_per_s: float, problem: str = "") -> dict:
-    return {"samples_per_s": samples_per_s, "num_workers": 2, "problem": problem}
+def loader(samples_per_s: float, problem: str = "", largest_batch: int = 2) -> dict:
+    sizes = {"micro_batch_size": 2, "largest_batch": largest_batch}
+    return {"samples_per_s": samples_per_s, "num_workers": 2, "problem": problem, **sizes}
 
 
 def input_of(**record) -> list:
@@ -157,6 +169,13 @@ def test_a_loader_slower_than_the_step_is_the_limit():
     )
     assert found.evidence == {"loader_samples_per_s": 8.0, "step_samples_per_s": pytest.approx(10.0, rel=1e-3)}
     assert input_of(samples_per_s=12.0) == []
+
+
+def test_a_loader_that_never_gives_so_many_samples_is_told():
+    (found,) = input_of(samples_per_s=12.0, largest_batch=1)
+
+    assert found.finding == "the largest batch of the data loader has a size of 1, not 2: so many never come"
+    assert found.action.startswith("set explore.max to 1,")
 
 
 def test_a_loader_that_could_not_be_timed_is_said_with_its_reason():

@@ -41,7 +41,8 @@ class KnownRunner:
         return {"verdict": "same", "message": "The gradients agree."}
 
     def time_loader(self, micro_batch_size: int) -> dict[str, Any]:
-        return {"micro_batch_size": micro_batch_size, "samples_per_s": 4.0, "num_workers": 0, "problem": ""}
+        sizes = {"micro_batch_size": micro_batch_size, "largest_batch": micro_batch_size}
+        return {**sizes, "samples_per_s": 4.0, "num_workers": 0, "problem": ""}
 
     def compare_eager(self, **search_specification: Any) -> dict[str, Any]:
         self.asked.append(search_specification)
