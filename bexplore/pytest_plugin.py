@@ -12,8 +12,10 @@ a fixture imports what it needs when a test uses it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--bexplore-update`."""
     group = parser.getgroup("bexplore")
     group.addoption("--bexplore-update", action="store_true", help="write the baselines of bexplore_guard again")
+
+
+@contextmanager
+def _told_in_short() -> Iterator[None]:
+    """Fail the test with what an error of bexplore says, and the user's own traceback, in place of bexplore's."""
+    from bexplore.errors import BexploreError, UserProgramError
+
+    try:
+        yield
+    except BexploreError as error:
+        own = error.traceback_text if isinstance(error, UserProgramError) else ""
+        pytest.fail("\n".join(filter(None, (own, error.message, error.hint))), pytrace=False)
 
 
 @pytest.fixture
@@ -42,12 +56,14 @@ def bexplore_guard(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
     root, is_update = request.config.rootpath, request.config.getoption("--bexplore-update")
 
     def check(config: str | Path, *, baseline: str | Path, **options: Any) -> Any:
-        report = check_exact_facts(
-            root / config, root / baseline, model_dir=tmp_path / "model_dir", is_update=is_update, **options
-        )
+        with _told_in_short():
+            report = check_exact_facts(
+                root / config, root / baseline, model_dir=tmp_path / "model_dir", is_update=is_update, **options
+            )
         if report is None or report.verdict == "unchanged":
             return report
-        text = guard_table(report) + "\n  renew it with: pytest --bexplore-update"
+        plain = dataclasses.replace(report, advice=())  # which is that of the command
+        text = guard_table(plain) + "\n  renew it with: pytest --bexplore-update"
         if report.verdict in UNDECIDED:
             pytest.skip(text)  # of the user's own test: no decision is no failure
         pytest.fail(text, pytrace=False)
@@ -65,6 +81,7 @@ def bexplore_facts(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
 
     @functools.cache
     def find(config: str | Path, overrides: tuple[str, ...]) -> Any:
-        return find_portable_facts(request.config.rootpath / config, tmp_path / "facts.log", overrides)
+        with _told_in_short():
+            return find_portable_facts(request.config.rootpath / config, tmp_path / "facts.log", overrides)
 
     return lambda config, overrides=(): find(config, tuple(overrides))

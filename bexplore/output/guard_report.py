@@ -10,7 +10,7 @@ from pathlib import Path
 from bexplore.errors import EngineError, ExitCode
 from bexplore.guard import Finding, Report, Status, Verdict
 from bexplore.output.table import Table, markdown_cell
-from bexplore.units import format_seconds
+from bexplore.units import counted, format_seconds
 
 MARKS = {
     Status.SAME: "ok",
@@ -38,7 +38,8 @@ def guard_table(report: Report, *, verbose: bool = False) -> str:
     lines += [f"  hint: {line}" for line in report.advice]
     same = len(report.find_by_status(Status.SAME))
     head = f"{report.config} against {report.reference}: {report.verdict.upper()}: {MEANINGS[report.verdict]}"
-    counts = f"  {len(report.findings)} facts compared, {same} the same, in {format_seconds(report.elapsed_s)}"
+    compared = counted(len(report.findings), "fact")
+    counts = f"  {compared} compared, {same} the same, in {format_seconds(report.elapsed_s)}"
     return "\n".join([head, *lines, counts])
 
 
@@ -117,7 +118,8 @@ def github_annotations(report: Report, config_folder: Path) -> list[str]:
     """Return workflow commands that GitHub shows at source lines.
 
     Args:
-        config_folder: Folder of the configuration and of the user's code, relative to the repository.
+        config_folder: Folder of the configuration, relative to the repository. The user's code lies there or in the
+            working directory.
     """
     lines = []
     for one in report.find_by_status(*_NOT_THE_SAME):
@@ -161,12 +163,10 @@ def _sentence(one: Finding) -> str:
 
 
 def _place(where: str, folder: Path, config: str) -> str:
-    """Return `file=...,line=...`: the user's line if its file is beside the configuration, else the configuration."""
+    """Return `file=...,line=...`: the user's line if its file is found, else the configuration."""
     name, _, line = where.rpartition(":")
-    path = folder / name
-    if name and path.is_file():
-        return f"file={_property(str(path))},line={line}"
-    return f"file={_property(config)}"
+    found = next((path for path in (folder / name, Path(name)) if path.is_file()), None)
+    return f"file={_property(config)}" if found is None else f"file={_property(str(found))},line={line}"
 
 
 def _escaped(text: str) -> str:

@@ -88,3 +88,10 @@ def test_the_pytest_plugin_asserts_on_exact_facts(pytester, monkeypatch):
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*graph breaks: 0 -> 1*", "*renew it with: pytest --bexplore-update*"])
+
+    (pytester.path / "guard.json").write_text("<<<<<<< HEAD")
+    result = pytester.runpytest_subprocess(*plugin)
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*guard.json is not JSON*", "restore the file, or write a new one with:*"])
+    result.stdout.no_fnmatch_line("*Error*")

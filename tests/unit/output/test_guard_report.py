@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
@@ -59,12 +60,15 @@ def test_beside_a_slower_pass_what_moved_with_the_toolchain_stays_excused(tmp_pa
     assert [line.split()[0] for line in github_annotations(report, tmp_path)] == ["::error", "::notice"]
 
 
-def test_an_annotation_names_the_users_file_and_line_where_it_exists(tmp_path):
+def test_an_annotation_names_the_users_file_and_line_where_it_exists(tmp_path, monkeypatch):
     (tmp_path / "m.py").write_text("")
 
     (line,) = github_annotations(report_of(Status.WORSE), tmp_path)
     (elsewhere,) = github_annotations(report_of(Status.WORSE), tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    (in_working_directory,) = github_annotations(report_of(Status.WORSE), Path("configs"))
 
+    assert in_working_directory.startswith("::error file=m.py,line=3,")
     assert line.startswith(f"::error file={tmp_path}/m.py,line=3,title=bexplore guard::fact")
     assert elsewhere.startswith("::error file=job.yaml,")
 
