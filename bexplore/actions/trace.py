@@ -297,7 +297,7 @@ class _Tracer:
                 estimated[best], job, find_links(known, job, config.settings.network_bandwidth)
             ),
             "update_s": None if update is None else update.seconds,
-            "relative_sd": math.hypot(find_program_sd(known), max(one.relative_sd for one in estimated.values())),
+            "relative_sd": math.hypot(find_program_sd(known), estimated[best].relative_sd),  # of samples_per_s
             "micro_batch_size": best,
             "samples_per_s": best / estimated[best].seconds,
         }

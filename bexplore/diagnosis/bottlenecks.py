@@ -27,7 +27,7 @@ from bexplore.units import counted, format_rate, format_seconds
 
 GROWS = 1.6  # throughput per doubling from which a device counts as not yet saturated; 2 would be ideal
 STILL_GROWS = 1.3  # the same beside the memory limit, where the last step is shorter than a doubling
-NEAR_BEST = 1.5  # a size is compared with one that is smaller by at least this factor
+NEAR_END, FAR_FROM_END = 1.2, 4.0  # a size is compared with one that is smaller by a factor between these
 FLAT = 1.15  # throughput per doubling below which larger sizes gain nothing
 BUSY_ARITHMETIC = 0.4  # model-flops utilization that well-tuned training reaches
 BUSY_MEMORY = 0.6  # share of the published bandwidth that streaming kernels reach
@@ -459,7 +459,9 @@ def _find_own_maximum(evidence: JobEvidence) -> Values | None:
 def _find_growth_at_end(evidence: JobEvidence) -> Values | None:
     """Return how throughput still grows where the recommended size is the largest that ran; None where it is not."""
     speeds, best = evidence.speeds, evidence.best
-    below = max((size for size in speeds if size <= best / NEAR_BEST), default=None)
+    # The nearest to half of it; growth from far below says nothing of the end.
+    near = (size for size in speeds if best / FAR_FROM_END <= size <= best / NEAR_END)
+    below = min(near, key=lambda size: abs(math.log(2 * size / best)), default=None)
     if best != max(speeds) or below is None or evidence.growth(below, best) < STILL_GROWS:
         return None
     return {"throughput_per_doubling": evidence.growth(below, best), "size": str(best)}

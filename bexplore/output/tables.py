@@ -73,7 +73,7 @@ def _estimated_best(record: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"Estimated for {estimate['device_name']}, not run: the fastest size that fits is "
-        f"{estimate['micro_batch_size']}. Samples of a pass, to within "
+        f"{estimate['micro_batch_size']}. Samples of its passes, to within "
         f"{2 * estimate['relative_sd']:.0%} (two standard deviations){_update_words(estimate['update_s'])}; "
         "see docs/estimates.md.",
         *_communication_words({"": estimate}),

@@ -219,9 +219,11 @@ class Steps:
                 self.waited_s = agreed.waited_s / num_passes
                 return agreed.seconds / num_passes
             self.num_repeated += num_passes
+        is_static = self._workload.job.compile.dynamic is False
+        way_out = "; explore.compile: {dynamic: null} lets it be a variable" if is_static else ""
         raise CompiledEachPassError(
             f"the compiler ran again in each of {1 + MAX_REPEATED_PASSES} passes of one size, so that no pass can be "
-            "timed: something that the program reads as a constant changes from pass to pass."
+            f"timed: something that the program reads as a constant changes from pass to pass{way_out}."
         )
 
     def time_updates(self, num_updates: int, batch: Batch) -> list[float]:

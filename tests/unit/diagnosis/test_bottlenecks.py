@@ -123,6 +123,7 @@ def test_throughput_that_grows_up_to_the_users_largest_size_is_limited_by_that()
 
     assert has_limit(growing, 8)
     assert not any(has_limit(*one) for one in ((growing, None), (growing, 16), (flat, 8)))
+    assert not has_limit({1: 0.10, 7: 0.175, 8: 0.2}, 8)  # which grew below, and is flat at its end
 
 
 def test_a_long_update_is_said_with_its_share_of_the_step():
