@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import sys
 import traceback
@@ -17,7 +18,7 @@ from click.shell_completion import CompletionItem
 from bexplore import __version__
 from bexplore.cli import streams
 from bexplore.cli.field_names import name_options
-from bexplore.errors import BexploreError, EngineError, ExitCode, UserProgramError, first_line
+from bexplore.errors import BexploreError, EngineError, ExitCode, UserInputError, UserProgramError, first_line
 from bexplore.host import blas_threads
 from bexplore.host.secret_values import hidden, hidden_arguments, hide_process_title
 
@@ -137,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(given: list[str], *, as_json: bool) -> None:
     try:
+        _refuse_empty(given)
         sys.exit(cli(given, prog_name="bexplore", standalone_mode=False))
     except BexploreError as error:
         if isinstance(error, UserProgramError) and error.traceback_text:
@@ -154,6 +156,16 @@ def _run(given: list[str], *, as_json: bool) -> None:
         if isinstance(cause, BrokenPipeError) and not streams.has_reader(sys.stdout):
             sys.exit(ExitCode.DONE)
         _fail(_as_own(cause), as_json=as_json)
+
+
+def _refuse_empty(given: Sequence[str]) -> None:
+    """Refuse an option that is empty, as by a variable of a shell that is not set: it would be another question."""
+    own = list(itertools.takewhile(lambda word: word != "--", given))  # behind it stands a training command
+    split = (word.partition("=") for word in own)
+    pairs = [*itertools.pairwise(own), *((name, value) for name, equals, value in split if equals)]
+    for name, value in pairs:
+        if name.startswith("--") and not value.strip():
+            raise UserInputError(f"{name} is empty", hint="give it a value, or leave it out; is a variable not set?")
 
 
 def _as_own(error: Exception) -> EngineError:

@@ -49,6 +49,14 @@ def test_the_command_writes_a_baseline_and_later_names_what_became_worse(job, tm
     assert ElementTree.parse(tmp_path / "out" / "guard.xml").getroot().get("failures") != "0"
 
 
+@pytest.mark.parametrize("options", [("--against", ""), ("--against=",)])
+def test_an_option_that_an_unset_variable_leaves_empty_is_refused(job, tmp_path, options):
+    found = guard("job.yaml", *options, cwd=tmp_path)
+
+    assert found.returncode == 2
+    assert "error: --against is empty" in found.stderr
+
+
 def test_a_revision_is_compared_from_a_worktree_that_is_gone_afterwards(job, tmp_path):
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", ".")
