@@ -244,7 +244,8 @@ def is_script(words: Sequence[str], index: int) -> bool:
 def quote_words(words: Sequence[str]) -> str:
     """Return words quoted for a shell; a placeholder or a masked secret alone asks for no quotes."""
     bare = {word: _PLACEHOLDER.sub("", word).replace(MASK, "") for word in words}
-    return " ".join(word if bare[word] in ("", shlex.quote(bare[word])) else shlex.quote(word) for word in words)
+    as_is = (word and bare[word] in ("", shlex.quote(bare[word])) for word in words)
+    return " ".join(word if plain else shlex.quote(word) for word, plain in zip(words, as_is, strict=True))
 
 
 def _fill_words(words: Sequence[str], values: Mapping[str, str]) -> list[str]:

@@ -97,6 +97,14 @@ def test_a_global_batch_alone_is_the_size_times_the_replicas():
     assert command.shown_with(micro_batch_size=4, accumulation=None, num_replicas=2) == "train --batch-size 8"
 
 
+def test_an_empty_word_of_the_command_stays_one_where_it_is_shown():
+    words = json.dumps(["train", "--report_to", "", "{micro_batch_size}"])
+    command = load_config(None, overrides=[f"explore.command={words}", "explore.writes_are_fine=true"]).command
+
+    assert command.shown == "train --report_to '' {micro_batch_size}"
+    assert command.shown_with(micro_batch_size=4, accumulation=None, num_replicas=1) == "train --report_to '' 4"
+
+
 # What starts the script, further settings -> the replicas of the numbers, and how they are told.
 REPLICAS = [
     (["python"], [], 1, "1 is assumed, which the first start checks"),
