@@ -11,6 +11,9 @@ The model's numbers are NCCL's own; of what is here, the bandwidth of a switch t
 * aws-samples, AWS ParallelCluster, "EFA NCCL Test": the 8 T4 of one g4dn.metal, with rings of the protocol Simple.
 * NVIDIA/nccl, issue 1639: bus bandwidths of 8 and 4 RTX 5090, taken as those of 8 GiB.
 * tinygrad/open-gpu-kernel-modules, README.md: 6 RTX 4090 with a driver that lets them reach each other.
+
+The tables of oracle-japan, aws-samples and tinygrad were found by their text in an index of public repositories; their
+pages were not opened.
 """
 
 from __future__ import annotations
