@@ -27,7 +27,10 @@ from bexplore.units import counted, format_rate, format_seconds
 
 GROWS = 1.6  # throughput per doubling from which a device counts as not yet saturated; 2 would be ideal
 STILL_GROWS = 1.3  # the same beside the memory limit, where the last step is shorter than a doubling
-NEAR_END, FAR_FROM_END = 1.2, 4.0  # a size is compared with one that is smaller by a factor between these
+# A size is compared with one that is smaller by a factor between these. Nearer than 1.2, growth per doubling has four
+# times the noise of the ratio (1 / log2(1.2)); farther than 4, it is the mean of more than two doublings, of which only
+# the last one tells whether the end is flat.
+NEAR_END, FAR_FROM_END = 1.2, 4.0
 FLAT = 1.15  # throughput per doubling below which larger sizes gain nothing
 BUSY_ARITHMETIC = 0.4  # model-flops utilization that well-tuned training reaches
 BUSY_MEMORY = 0.6  # share of the published bandwidth that streaming kernels reach
