@@ -16,6 +16,7 @@ from bexplore.estimate.collectives import (
     PassExposure,
     StepExposure,
 )
+from bexplore.estimate.model import Bound, Estimate, add_communication
 from bexplore.host.accelerators import DEVICES, LinkKind
 
 MIB, GIB = 2**20, 2**30
@@ -124,3 +125,30 @@ def test_more_passes_of_a_step_share_one_reduction():
         step = StepExposure(inner=inner, last=last, last_share=last_share)
         assert step.exposed_s(10.0) == pytest.approx(mean_s)
         assert step.seconds == pytest.approx(10.0 * last_share)
+
+
+def one_pass(relative_sd: float = 0.0) -> Estimate:
+    return Estimate(seconds=1.0, relative_sd=relative_sd, own_sd=0.0, shares={Bound.ARITHMETIC: 1.0})
+
+
+def exchanged(beside_s: float, beside_share: float) -> StepExposure:
+    last = PassExposure(beside_s=beside_s, last_s=0.1, beside_share=beside_share)
+    return StepExposure(inner=PassExposure(), last=last, last_share=1.0)
+
+
+def test_a_pass_is_as_unsure_as_the_links_by_the_share_that_it_waits_for_them():
+    hidden = add_communication(one_pass(), exchanged(beside_s=0.5, beside_share=1.0), relative_sd=0.4)
+    waited = add_communication(one_pass(), exchanged(beside_s=1.0, beside_share=0.0), relative_sd=0.4)
+    assert (hidden.seconds, waited.seconds) == pytest.approx((1.1, 2.0))
+    assert hidden.relative_sd == pytest.approx(math.log(1 + 0.1 / 1.1 * (math.exp(0.4) - 1)))
+    assert waited.relative_sd == pytest.approx(math.log((1 + math.exp(0.4)) / 2))
+    assert waited.shares[Bound.COMMUNICATION] == pytest.approx(0.5)
+
+
+def test_an_unsure_computation_leaves_a_pass_that_waits_for_its_links_sure():
+    alone, waiting = (
+        add_communication(one_pass(0.2), exchanged(beside_s=beside_s, beside_share=1.0), relative_sd=0.0)
+        for beside_s in (0.0, 50.0)
+    )
+    assert alone.relative_sd == pytest.approx(math.log((math.exp(0.2) + 0.1) / 1.1))
+    assert waiting.relative_sd < 0.01
