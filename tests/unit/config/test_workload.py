@@ -239,3 +239,19 @@ def test_the_outermost_data_parallel_degree_takes_another_number_of_ranks():
     assert str(Parallelism(data_parallel_replicate_degree=2).with_ranks(8)) == "DDP over 8 ranks"
     with pytest.raises(UserInputError, match="6 devices are not a multiple of the 4"):
         hybrid.with_ranks(6)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("global_batch_size", "write train_input.batch_size"),
+        ("replica_batch_size", "write train_input.batch_size, that of all replicas, and runconfig.num_csx"),
+        ("replicas", "write runconfig.num_csx"),
+        ("processes", "write runconfig.num_csx, and explore.launcher for ranks that run"),
+        ("sizes_per_start", "remove it"),
+    ],
+)
+def test_a_number_that_only_a_command_reads_is_refused_in_a_job(folder, key, hint):
+    message = refused(folder, None, num_csx=1, **{key: 4})
+    assert f"explore.{key} is for explore.command, and this file describes a job" in message
+    assert hint in message

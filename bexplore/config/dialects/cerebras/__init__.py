@@ -97,9 +97,10 @@ def load(layout: FileLayout, problems: Problems, *, allow_code: bool, mode: Mode
     effort = "quick" if request.kind is RequestKind.AUTO else "normal"
     axes = read_axes(problems)
     settings = read_settings(document.values.get("explore"), problems, allow_code=allow_code, effort=effort)
+    batch_path: KeyPath = (*layout.data.get(side, ()), "batch_size")
+    _refuse_keys_of_commands(problems, layout, batch_path)
     parallelism = read_parallelism(problems, settings, layout.num_csx)
     num_replicas = read_positive(problems, layout.num_csx) or parallelism.num_replicas
-    batch_path: KeyPath = (*layout.data.get(side, ()), "batch_size")
     global_batch_size = read_positive(problems, batch_path)
     if request.is_in_tokens:
         check_tokens(problems, request, batch_path, settings)
@@ -136,6 +137,22 @@ def load(layout: FileLayout, problems: Problems, *, allow_code: bool, mode: Mode
         variants=variants,
         own_limits=tuple(name for name in _LIMITS if document.has(("explore", name))),
     )
+
+
+def _refuse_keys_of_commands(problems: Problems, layout: FileLayout, batch_path: KeyPath) -> None:
+    """Note each number that only a command reads: ignored, it would seem to bound the search."""
+    batch_key, replicas_key = dotted_path(batch_path), dotted_path(layout.num_csx)
+    instead = {
+        "global_batch_size": f"write {batch_key}",
+        "replica_batch_size": f"write {batch_key}, that of all replicas, and {replicas_key}",
+        "replicas": f"write {replicas_key}",
+        "processes": f"write {replicas_key}, and explore.launcher for ranks that run",
+        "sizes_per_start": "remove it: each size of a job runs by itself",
+    }
+    for key, hint in instead.items():
+        path: KeyPath = ("explore", key)
+        if problems.document.get(path) is not None:
+            problems.error(path, f"{dotted_path(path)} is for explore.command, and this file describes a job", hint)
 
 
 def _job(
