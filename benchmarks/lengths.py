@@ -68,8 +68,8 @@ def main() -> None:
     for one in [one for one in JOBS if options.only in one.name]:
         record = records.setdefault(one.name, {})
         for action in options.actions:
-            is_there = action in record or (one.command is not None and action == "trace")
-            if options.fresh or not is_there:
+            is_traced = one.command is None or action != "trace"
+            if is_traced and (options.fresh or action not in record):
                 record[action] = _in_child(one, action, record)
                 RECORDS.write_text(json.dumps(records, indent=1) + "\n")
                 TABLE.write_text(_markdown(records))
