@@ -12,12 +12,22 @@ import click
 
 from bexplore.cli.field_names import name_options
 from bexplore.cli.options import CONFIG, Common, common_options
-from bexplore.errors import UserInputError
+from bexplore.errors import BexploreError, UserInputError
 from bexplore.guard.baseline import Baseline
 from bexplore.guard.guard import EXACT, GuardOptions, update_baseline
 from bexplore.guard.guard import guard as run_guard
 from bexplore.guard.report import Report, Tier
-from bexplore.output.guard_report import append_step_summary, github_annotations, guard_table, write_junit
+from bexplore.host.secret_values import hidden
+from bexplore.output.guard_report import (
+    annotate_error,
+    append_step_summary,
+    error_markdown,
+    github_annotations,
+    guard_markdown,
+    guard_table,
+    write_junit,
+    write_junit_error,
+)
 from bexplore.units import parse_seconds
 
 _TIERS = {"portable": frozenset({Tier.ANY_MACHINE}), "exact": EXACT, "all": frozenset(Tier)}
@@ -84,13 +94,16 @@ def guard(config: Path, update: bool, junit: Path | None, github: bool, common: 
     )
     if update and wanted.against is not None:
         raise UserInputError("--update and --against exclude each other", hint="keep one of them")
-    loaded = common.load_own_job(config)
     if update:
-        written = update_baseline(loaded, wanted)
+        written = update_baseline(common.load_own_job(config), wanted)
         record = {"event": "baseline", "path": str(wanted.baseline_path), **written.as_record()}
         click.echo(json.dumps(record) if common.as_json else _written(written, wanted.baseline_path))
         return
-    report = name_options_of_report(run_guard(loaded, wanted))
+    try:
+        report = name_options_of_report(run_guard(common.load_own_job(config), wanted))
+    except BexploreError as error:
+        _tell_error(error, str(config), junit=junit, github=github)
+        raise
     # First: a file that cannot be written must not hide the verdict.
     click.echo(json.dumps(report.as_record()) if common.as_json else guard_table(report, verbose=common.verbosity > 0))
     if junit is not None:
@@ -98,8 +111,18 @@ def guard(config: Path, update: bool, junit: Path | None, github: bool, common: 
     if github:
         for line in github_annotations(report, config.parent):
             click.echo(line, err=True)
-        append_step_summary(report)
+        append_step_summary(guard_markdown(report))
     sys.exit(report.exit_code)
+
+
+def _tell_error(error: BexploreError, config: str, *, junit: Path | None, github: bool) -> None:
+    """Show continuous integration what kept the guard from an answer."""
+    message = hidden("\n".join(filter(None, map(name_options, (error.message, error.hint)))))
+    if junit is not None:
+        write_junit_error(config, message, junit)
+    if github:
+        click.echo(annotate_error(config, message), err=True)
+        append_step_summary(error_markdown(config, message))
 
 
 def name_options_of_report(report: Report) -> Report:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,6 +63,11 @@ def guard_markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
+def error_markdown(config: str, message: str) -> str:
+    """Return an error as Markdown for a summary page."""
+    return f"### bexplore guard: error\n\n`{config}`: {markdown_cell(message)}\n"
+
+
 def _not_compared(report: Report) -> list[str]:
     """Return a line for each reason, with the facts that it excludes."""
     titles: dict[str, list[str]] = {}
@@ -103,10 +109,24 @@ def write_junit(report: Report, path: Path) -> None:
             _child(case, tag, _sentence(one), "\n".join(one.details))
     for missing in report.not_compared:
         _child(_case(suite, missing.title), "skipped", missing.reason, "")
+    _write_suite(suite, path)
+
+
+def write_junit_error(config: str, message: str, path: Path) -> None:
+    """Write a verdict that is an error, where no report could be made.
+
+    Raises:
+        EngineError: The file cannot be written.
+    """
+    suite = ElementTree.Element("testsuite", name=f"bexplore guard {config}")
+    _child(_case(suite, "verdict"), "error", message, "")
+    _write_suite(suite, path)
+
+
+def _write_suite(suite: ElementTree.Element, path: Path) -> None:
     suite.set("tests", str(len(suite)))
-    suite.set("failures", str(sum(case.find("failure") is not None for case in suite)))
-    suite.set("skipped", str(sum(case.find("skipped") is not None for case in suite)))
-    suite.set("errors", "0")
+    for tag, total in (("failure", "failures"), ("skipped", "skipped"), ("error", "errors")):
+        suite.set(total, str(sum(case.find(tag) is not None for case in suite)))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
@@ -134,8 +154,15 @@ def github_annotations(report: Report, config_folder: Path) -> list[str]:
     return lines
 
 
-def append_step_summary(report: Report) -> None:
-    """Append the report to the step's summary page, where GitHub has one.
+def annotate_error(config: str, message: str) -> str:
+    """Return the workflow command that GitHub shows of an error: at the first line of the file that it names, if any."""
+    found = re.search(rf"{re.escape(config)}:(\d+)", message)
+    line = f",line={found[1]}" if found else ""
+    return f"::error file={_property(config)}{line},title=bexplore guard::{_escaped(message)}"
+
+
+def append_step_summary(markdown: str) -> None:
+    """Append to the step's summary page, where GitHub has one.
 
     Raises:
         EngineError: The file cannot be written.
@@ -145,7 +172,7 @@ def append_step_summary(report: Report) -> None:
         return
     try:
         with Path(path).open("a") as handle:
-            handle.write(guard_markdown(report))
+            handle.write(markdown)
     except OSError as error:
         raise EngineError(f"cannot write the step summary {path}: {error.strerror}") from error
 

@@ -49,6 +49,17 @@ def test_the_command_writes_a_baseline_and_later_names_what_became_worse(job, tm
     assert ElementTree.parse(tmp_path / "out" / "guard.xml").getroot().get("failures") != "0"
 
 
+def test_an_error_is_shown_where_regressions_are(job, tmp_path):
+    job.write_text(job.read_text() + "  max_probess: 3\n")
+    line = len(job.read_text().splitlines())
+    options = ("--baseline", "guard.json", "--junit", "guard.xml", "--github")
+    found = guard("job.yaml", *options, cwd=tmp_path)
+
+    assert found.returncode == 2
+    assert f"::error file=job.yaml,line={line},title=bexplore guard::" in found.stderr
+    assert ElementTree.parse(tmp_path / "guard.xml").getroot().get("errors") == "1"
+
+
 @pytest.mark.parametrize("options", [("--against", ""), ("--against=",)])
 def test_an_option_that_an_unset_variable_leaves_empty_is_refused(job, tmp_path, options):
     found = guard("job.yaml", *options, cwd=tmp_path)

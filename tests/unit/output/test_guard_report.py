@@ -10,7 +10,15 @@ import pytest
 
 from bexplore.guard import Finding, Report, Status, Tier
 from bexplore.guard.report import NotCompared
-from bexplore.output.guard_report import append_step_summary, github_annotations, write_junit
+from bexplore.output.guard_report import (
+    annotate_error,
+    append_step_summary,
+    error_markdown,
+    github_annotations,
+    guard_markdown,
+    write_junit,
+    write_junit_error,
+)
 from tests.unit.guard.builders import report_of
 
 
@@ -88,6 +96,29 @@ def test_the_step_summary_is_added_to(tmp_path, monkeypatch):
     page.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
 
-    append_step_summary(report_of(Status.WORSE))
+    append_step_summary(guard_markdown(report_of(Status.WORSE)))
+    append_step_summary(error_markdown("job.yaml", "a | b"))
 
     assert page.read_text().startswith("before\n### bexplore guard: regression")
+    assert page.read_text().endswith("### bexplore guard: error\n\n`job.yaml`: a \\| b\n")
+
+
+def test_an_error_has_a_test_case_that_is_no_failure_of_the_program(tmp_path):
+    path = tmp_path / "guard.xml"
+    write_junit_error("job.yaml", "job.yaml:3: wrong", path)
+    suite = ElementTree.parse(path).getroot()
+    assert [suite.get(name) for name in ("tests", "failures", "skipped", "errors")] == ["1", "0", "0", "1"]
+    found = suite.find("testcase/error")
+    assert found is not None and found.get("message") == "job.yaml:3: wrong"
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        ("a/job.yaml:3: wrong", "file=a/job.yaml,line=3"),
+        ("2 problems in a/job.yaml\n  a/job.yaml:12: one\n  a/job.yaml:14: other", "file=a/job.yaml,line=12"),
+        ("no baseline b.json", "file=a/job.yaml"),
+    ],
+)
+def test_an_error_is_annotated_at_the_line_that_it_names(message, place):
+    assert annotate_error("a/job.yaml", message).startswith(f"::error {place},title=bexplore guard::")
