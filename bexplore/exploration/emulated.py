@@ -36,6 +36,12 @@ _TIMES_OF_RANKS = (
 
 def parse_device_name(name: str) -> tuple[int | None, Device]:
     """Return how many devices a name such as `8xh100` asks for, None for no number, and which."""
+    if "," in name:
+        first = name.partition(",")[0].strip()
+        raise UserInputError(
+            f'explore.device_name: "{name}" are several devices, and an exploration is of one',
+            hint=f"type one, such as {first}; bexplore trace JOB --device-name {name.replace(' ', '')} compares them",
+        )
     counted = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(.+)", name)
     device = device_by_name(counted[2] if counted else name)
     if device.capability is None:

@@ -155,7 +155,7 @@ def github_annotations(report: Report, config_folder: Path) -> list[str]:
 
 
 def annotate_error(config: str, message: str) -> str:
-    """Return the workflow command that GitHub shows of an error: at the first line of the file that it names, if any."""
+    """Return the workflow command of an error: GitHub shows it at the first line of the file that it names, if any."""
     found = re.search(rf"{re.escape(config)}:(\d+)", message)
     line = f",line={found[1]}" if found else ""
     return f"::error file={_property(config)}{line},title=bexplore guard::{_escaped(message)}"

@@ -171,6 +171,7 @@ REFUSED = {
     "mi300x": "cannot be emulated: it is no CUDA device",
     "8xbanana": 'a device "banana"',
     "x": 'a device "x"',
+    "h100, a100": 'device_name: "h100, a100" are several devices',
 }
 
 
