@@ -19,6 +19,7 @@ from bexplore.job.batching import Divisibility
 from bexplore.measurement.probe import Observation
 from bexplore.planning.costs import OtherSettings, PassCost, PredictedSpeeds, StepCosts, find_peak
 from bexplore.run.facts import estimated, estimated_communication, pass_times_by_kind, ranks_of
+from bexplore.run.parts.estimate import describe_error
 from bexplore.run.parts.ranks import find_ranks
 from bexplore.run.result import RunResult
 from bexplore.run.run_directory import Run, program_of_answer
@@ -91,7 +92,7 @@ def read_costs(run: Run) -> StepCosts:
         divisibility=Divisibility(result.batch.divisibility or Divisibility.STRICT),
         other_settings=tuple(_compare_settings_of_run(result, ran)),
         notes=(
-            *((f"seconds of passes are {result.estimate.words}",) if result.estimate else ()),
+            *_note_estimate(ran.details["estimate"] if ran.is_estimated else None),
             *((ALONE,) if job.parallelism.is_distributed and not ranks_of(ran) and not ran.is_estimated else ()),
             *(() if model is None else describe_unknown(model.unknown)),
         ),
@@ -278,7 +279,11 @@ def trace_costs(
         max_steps=config.max_steps,
         divisibility=config.divisibility,
         other_settings=tuple(_compare_traced_settings(records)),
-        notes=(*_note_of_estimate(own), *own["notes"], *(note for note, applies in notes.items() if applies)),
+        notes=(
+            *_note_estimate(own.get("estimate")),
+            *own["notes"],
+            *(note for note, applies in notes.items() if applies),
+        ),
     )
 
 
@@ -304,12 +309,11 @@ def _predict_by_estimates(record: Mapping[str, Any]) -> PredictedSpeeds | None:
     return PredictedSpeeds(sizes=tuple(passes), samples_per_s=speeds, fits=(1.0,) * len(passes))
 
 
-def _note_of_estimate(record: Mapping[str, Any]) -> tuple[str, ...]:
-    estimate = record.get("estimate")
+def _note_estimate(estimate: Mapping[str, Any] | None) -> tuple[str, ...]:
     if not estimate:
         return ()
-    within = f"to within {2 * estimate['relative_sd']:.0%} (two standard deviations)"
-    return (f"seconds of passes are estimated for {estimate['device_name']}, not run, {within}",)
+    error = describe_error(estimate["relative_sd"])
+    return (f"seconds of passes are estimated for {estimate['device_name']}, not run, {error}",)
 
 
 def _describe_source(record: Mapping[str, Any], config: Config) -> str:

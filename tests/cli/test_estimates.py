@@ -45,7 +45,7 @@ def test_a_job_is_estimated_planned_and_applied_for_a_named_device(tmp_path):
     assert events[-1]["estimate"]["device_name"] == "NVIDIA H100 80GB HBM3"
 
     planned = bexplore(tmp_path, "plan", "local_compile_train/m", "--tokens", "1M")
-    assert "estimated for NVIDIA H100 80GB HBM3, not run" in planned.stdout
+    assert "estimated for NVIDIA H100 80GB HBM3, not run, to within" in planned.stdout
 
     refused = bexplore(tmp_path, "apply", "job.yaml", "--yes", "--keep-batch-size", "-o", "tuned.yaml")
     assert refused.returncode == 2 and "no finished run of this job" in refused.stderr

@@ -97,14 +97,21 @@ class EstimatePart:
         mfu = "" if self.mfu is None else f"; {self.mfu:.0%} of the peak arithmetic (MFU)"
         update = "" if self.update_s is None else f"; an update takes {format_seconds(self.update_s)} beside the passes"
         update = ", updates included" if self.has_update else update
-        within = f"samples/s to within {2 * self.relative_sd:.0%} (two standard deviations){update}"
-        yield Row("estimated", f"for {self.device_name}, not run: {within}{mfu}{program}")
+        yield Row(
+            "estimated",
+            f"for {self.device_name}, not run: samples/s {describe_error(self.relative_sd)}{update}{mfu}{program}",
+        )
         shares = share_words(self.shares.get(str(micro_batch_size), {}))
         waves = "" if self.waves is None or micro_batch_size is None else f"; {self.waves.words(micro_batch_size)}"
         if shares:
             yield Row("dominated by", shares + waves)
         if self.communication is not None:
             yield Row("communication", self.communication.words)
+
+
+def describe_error(relative_sd: float) -> str:
+    """Return how far off an estimate may be, in words."""
+    return f"to within {2 * relative_sd:.0%} (two standard deviations)"
 
 
 def share_words(shares: Mapping[str, float]) -> str:
