@@ -8,7 +8,7 @@ that only moves bytes takes its traffic, at least a floor. How wrong this is: `d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -289,10 +289,12 @@ def estimate_kernels(device: Device, kernels: Sequence[Kernel]) -> list[KernelEs
     for arithmetic in {_arithmetic(peaks, product) for product in products}:
         alike = [product for product in products if _arithmetic(peaks, product) == arithmetic]
         known.update(zip(alike, _estimate_products(peaks, efficiencies, alike), strict=True))
+    streams = [kernel for kernel in kernels if isinstance(kernel, Stream)]
+    for kind in {stream.kind for stream in streams}:
+        of_kind = [stream for stream in streams if stream.kind == kind]
+        known.update(zip(of_kind, _estimate_streams(peaks, efficiencies, of_kind), strict=True))
     for kernel in kernels:
-        if isinstance(kernel, Stream):
-            known[kernel] = _estimate_stream(peaks, efficiencies, kernel)
-        elif isinstance(kernel, Attention):
+        if isinstance(kernel, Attention):
             known[kernel] = _estimate_attention(device, efficiencies, kernel)
     return [known[kernel] for kernel in kernels]
 
@@ -380,18 +382,18 @@ def _candidate_seconds(peaks: Peaks, own: ProductEfficiency, shapes: Shapes) -> 
     return np.where(is_candidate, slowed_s + own.launch_s + is_split * own.split_s, _NEVER_S)
 
 
-def _estimate_stream(peaks: Peaks, efficiencies: Efficiencies, kernel: Stream) -> KernelEstimate:
-    own = efficiencies.streams[kernel.kind]
-    traffic_s = float(stream_seconds(peaks, own, np.array([kernel.num_bytes], dtype=float))[0])
-    arithmetic_s = kernel.flops / (_SINGLE_CHANNEL_FLOPS * peaks.num_multiprocessors * peaks.clocks_per_s)
-    seconds = max(traffic_s, arithmetic_s)
-    if arithmetic_s > traffic_s:
-        return KernelEstimate(seconds=seconds, relative_sd=_SINGLE_CHANNEL_SD, bound=Bound.ARITHMETIC)
-    return KernelEstimate(
-        seconds=seconds,
-        relative_sd=efficiencies.stream_spread.kernel,
-        bound=Bound.LAUNCH if own.floor_s > seconds / 2 else Bound.BANDWIDTH,
-    )
+def _estimate_streams(peaks: Peaks, efficiencies: Efficiencies, kernels: Sequence[Stream]) -> Iterator[KernelEstimate]:
+    """Yield the times of streams of one kind."""
+    own = efficiencies.streams[kernels[0].kind]
+    traffic = stream_seconds(peaks, own, np.array([kernel.num_bytes for kernel in kernels], dtype=float)).tolist()
+    flops_per_s = _SINGLE_CHANNEL_FLOPS * peaks.num_multiprocessors * peaks.clocks_per_s
+    for kernel, traffic_s in zip(kernels, traffic, strict=True):
+        arithmetic_s = kernel.flops / flops_per_s
+        if arithmetic_s > traffic_s:
+            yield KernelEstimate(seconds=arithmetic_s, relative_sd=_SINGLE_CHANNEL_SD, bound=Bound.ARITHMETIC)
+        else:
+            bound = Bound.LAUNCH if own.floor_s > traffic_s / 2 else Bound.BANDWIDTH
+            yield KernelEstimate(seconds=traffic_s, relative_sd=efficiencies.stream_spread.kernel, bound=bound)
 
 
 def stream_seconds(peaks: Peaks, own: StreamEfficiency, num_bytes: np.ndarray) -> np.ndarray:

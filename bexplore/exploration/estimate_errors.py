@@ -17,6 +17,13 @@ INTERVAL_SDS = 1.96  # Source: 95 %, `measurement.statistics.LEVEL`
 FindSd = Callable[[int, int], float]
 
 
+def widen_speeds(best: Recommendation, find_sd: FindSd) -> Recommendation:
+    """Return a recommendation whose intervals of samples/s hold the model's error."""
+    sd = find_sd(best.micro_batch_size, best.variant)
+    speeds = (dataclasses.replace(one, interval=_widen(one.interval, sd)) for one in best.speeds)
+    return dataclasses.replace(best, speeds=tuple(speeds))
+
+
 def allow_for_errors(best: Recommendation, draws: ErrorDraws, find_sd: FindSd, *, tolerance: float) -> Recommendation:
     """Return a recommendation whose score and intervals hold the model's error beside the search's."""
     own, base = (best.micro_batch_size, best.variant), (best.base_micro_batch_size, best.base_variant)
@@ -25,15 +32,13 @@ def allow_for_errors(best: Recommendation, draws: ErrorDraws, find_sd: FindSd, *
     regrets = draws.regrets(*own)
     bound = float(np.quantile(regrets, WANTED_SCORE / 100))
     gain_sd = draws.log_ratio_sd(own, base) if draws.has(*base) else 0.0
-    sd = find_sd(*own)
     known, interval = best.regret_bound_90, best.relative_performance_interval
     return dataclasses.replace(
-        best,
+        widen_speeds(best, find_sd),
         confidence=min(best.confidence, int(100 * float((regrets <= tolerance).mean()))),
         relative_performance_interval=None if interval is None else _widen(interval, gain_sd),
         regret_bound_90=None if known is None or bound >= 1.0 else max(known, bound),
         left_to_gain=max(best.left_to_gain, float(regrets[regrets < 1.0].mean())),  # where it fits
-        speeds=tuple(dataclasses.replace(one, interval=_widen(one.interval, sd)) for one in best.speeds),
     )
 
 

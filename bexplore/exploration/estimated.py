@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from bexplore.estimate.model import Estimate, count_waves, estimate_kernels
 from bexplore.estimate.processor import PROCESSOR_DOUBLING_SD, Calibration, find_program_sd
 from bexplore.exploration.emulated import find_named_device, recall_this
 from bexplore.exploration.emulated_speeds import TracedProgram
-from bexplore.exploration.estimate_errors import allow_for_errors, qualify
+from bexplore.exploration.estimate_errors import allow_for_errors, qualify, widen_speeds
 from bexplore.exploration.finish import Finish
 from bexplore.exploration.job import JobExploration, TracedJob
 from bexplore.exploration.memory_budget import describe_absent_memory
@@ -284,17 +285,23 @@ class EstimatedExploration(JobExploration):
     def _search(self, runner: Any, held: TracedJob) -> Iterator[Event]:
         candidates = self._candidates(held)
         settings = self._settings()
-        draws = runner.draw_errors(candidates, seed=settings.seed)
+        draw = functools.cache(lambda: runner.draw_errors(candidates, seed=settings.seed))
 
         def find_sd(micro_batch_size: int, variant: int) -> float:
             relative_sd = runner.estimate(micro_batch_size, variant).relative_sd
             return math.hypot(find_program_sd(runner.device), relative_sd)
 
         for event in super()._search(runner, held):
-            if isinstance(event, Recommendation):
-                yield allow_for_errors(event, draws, find_sd, tolerance=settings.tolerance)
+            if (
+                isinstance(event, Recommendation)
+                and event.relative_performance_interval is None
+                and not event.confidence
+            ):
+                yield widen_speeds(event, find_sd)  # the first line need not wait for draws of two thousand sizes
+            elif isinstance(event, Recommendation):
+                yield allow_for_errors(event, draw(), find_sd, tolerance=settings.tolerance)
             elif isinstance(event, Result):
-                yield qualify(event, draws, find_sd, tolerance=settings.tolerance)
+                yield qualify(event, draw(), find_sd, tolerance=settings.tolerance)
             else:
                 yield event
 

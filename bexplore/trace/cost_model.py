@@ -178,7 +178,10 @@ class KernelKind(StrEnum):
     @property
     def is_collective(self) -> bool:
         """Whether it is no kernel of a device alone."""
-        return self.value in list(Collective)
+        return self in _COLLECTIVES
+
+
+_COLLECTIVES = frozenset(map(KernelKind, Collective))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
