@@ -67,9 +67,11 @@ def main() -> None:
     records = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
     for one in [one for one in JOBS if options.only in one.name]:
         record = records.setdefault(one.name, {})
+        for action in options.actions if options.fresh else ():
+            record.pop(action, None)  # a truth may lack the sizes of new answers
         for action in options.actions:
             is_traced = one.command is None or action != "trace"
-            if is_traced and (options.fresh or action not in record):
+            if is_traced and action not in record:
                 record[action] = _in_child(one, action, record)
                 RECORDS.write_text(json.dumps(records, indent=1) + "\n")
                 TABLE.write_text(_markdown(records))
