@@ -325,6 +325,22 @@ for (x,) in load({rows}):
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """
 
+# The end of an epoch comes in both loaders at once, or amid the other's.
+ONE_DATA_SET_TWICE = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+samples = TensorDataset(torch.randn(12, 8))
+def load(rows):
+    while True:
+        yield from DataLoader(samples, batch_size=rows, num_workers={num_workers})
+
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for (x,), (other,) in zip(load({rows}), load({rows_of_other})):
+    loss = model({inputs}).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
 
 WITHOUT_TENSORS = """
 import numpy as np
@@ -556,6 +572,22 @@ def test_a_data_set_that_is_seldom_trained_with_is_no_evaluation(record_of):
 )
 def test_a_step_has_one_micro_batch_however_many_data_sets_it_reads(record_of, rows, rows_of_other, inputs):
     record = record_of(SEVERAL_DATA_SETS.format(rows=rows, rows_of_other=rows_of_other, inputs=inputs))
+
+    assert record["rows"].keys() == {"4"}
+    assert [(step["num_fetches"], step["num_samples"]) for step in record["steps"]] == [(1, 4)] * 8
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("rows", "rows_of_other", "inputs"),
+    [(4, 4, "x + other"), (4, 6, "x + other.mean()"), (2, 2, "torch.cat([x, other])")],
+)
+def test_a_step_has_one_micro_batch_where_two_loaders_read_one_data_set(
+    record_of, rows, rows_of_other, inputs, num_workers
+):
+    script = ONE_DATA_SET_TWICE.format(rows=rows, rows_of_other=rows_of_other, inputs=inputs, num_workers=num_workers)
+
+    record = record_of(script)
 
     assert record["rows"].keys() == {"4"}
     assert [(step["num_fetches"], step["num_samples"]) for step in record["steps"]] == [(1, 4)] * 8

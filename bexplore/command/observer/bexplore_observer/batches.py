@@ -24,7 +24,8 @@ EVALUATION_STEPS = 2
 READ_IN_TRAINING = 0.75
 # Batches for each pass from which on several are read for one. Source: halfway between one and two.
 SEVERAL_A_PASS = 1.5
-Key = Optional[Tuple[int, bool]]  # of a data set: its identity, and whether gradients were on
+# Of a data set: its identity, whether gradients were on, and which of the loaders that read it at the same time.
+Key = Optional[Tuple[int, bool, int]]
 Span = Tuple[float, float]  # seconds of begin and end
 
 

@@ -76,12 +76,13 @@ def _watch_loader(observer: Observer) -> None:
 
     @functools.wraps(of_torch)
     def __next__(iterator: Any) -> Any:
-        key = id(getattr(iterator, "_dataset", None)), has_gradients()
+        key = observer.loaders.find_key(iterator, has_gradients())
         if key != observer.loaders.fetches.reading:
             observer.loaders.fetches.turn_to(key, observer.total_passes)
         try:
             batch = inner(iterator)
         except StopIteration:
+            observer.loaders.readers.release(iterator)
             if not observer.total_passes:
                 observer.loaders.note_end_of_epoch(iterator)
             raise

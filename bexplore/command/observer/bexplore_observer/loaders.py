@@ -30,6 +30,7 @@ class LoaderWatch:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.lists, self._reads_lists = IndexLists(), True
+        self.readers = Readers()
         self.reset()
 
     def reset(self) -> None:
@@ -72,7 +73,12 @@ class LoaderWatch:
             self._observer.note("batch", error)
             return False
 
-    def note_batch(self, batch: Any, key: tuple[int, bool]) -> None:
+    def find_key(self, iterator: Any, has_gradients: bool) -> tuple[int, bool, int]:
+        """Return the key of the data set that an iterator reads."""
+        dataset = id(getattr(iterator, "_dataset", None))
+        return dataset, has_gradients, self.readers.find_place(iterator, dataset)
+
+    def note_batch(self, batch: Any, key: tuple[int, bool, int]) -> None:
         """Count a micro-batch that a loader returned, of a data set and with gradients on or off."""
         observer = self._observer
         if observer.is_done:
@@ -173,6 +179,34 @@ class LoaderWatch:
             self._reads_lists = False
             self.stop_reading_lists()
         return rows
+
+
+class Readers:
+    """Which iterators read one data set at the same time, as two loaders whose batches are mixed.
+
+    Each has a place of its own, which the iterator of a later epoch takes over.
+    """
+
+    def __init__(self) -> None:
+        self._of_datasets: dict[int, list[weakref.ref[Any] | None]] = {}  # those amid an epoch, by their place
+
+    def find_place(self, iterator: Any, dataset: int) -> int:
+        """Return the place of an iterator; the first that is free, where it has none yet."""
+        places = self._of_datasets.setdefault(dataset, [])
+        found = [None if one is None else one() for one in places]
+        for place, one in enumerate(found):
+            if one is iterator:
+                return place
+        place = next((place for place, one in enumerate(found) if one is None), len(found))
+        places[place : place + 1] = [weakref.ref(iterator)]
+        return place
+
+    def release(self, iterator: Any) -> None:
+        """Free the place of an iterator whose epoch has ended: a program may hold it on."""
+        for places in self._of_datasets.values():
+            for place, one in enumerate(places):
+                if one is not None and one() is iterator:
+                    places[place] = None
 
 
 class IndexLists:
