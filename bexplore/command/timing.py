@@ -267,9 +267,12 @@ def _find_period(steps: Sequence[Step], micro_batch_size: int) -> _Epoch | None:
     samples, updates = [step.num_samples for step in counted], [step.num_updates for step in steps]
     fill, values = 1.0, updates
     if len(set(samples)) > 1:
-        whole = counted[: _period(samples)]
-        passes = sum(_count_passes_of_batches(whole))
-        fill, values = sum(step.num_samples for step in whole) / (passes * micro_batch_size), samples
+        values = samples
+        # Full batches show that rows are samples: they may be positions of a text, or nodes of graphs, as well.
+        if max(samples) == micro_batch_size:
+            whole = counted[: _period(samples)]
+            passes = sum(_count_passes_of_batches(whole))
+            fill = sum(step.num_samples for step in whole) / (passes * micro_batch_size)
     if len(set(values)) <= 1:
         return None
     return _Epoch(num_steps=_period(values) or max(1, len(values) // MIN_TIMED_STEPS), fill=fill)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from bexplore.units import counted
 # Packed batches hold elements in proportion to the size within this share. Source: 1,004 and 1,993 elements for sizes 4
 # and 8 of a packed fine-tuning, 0.7 % off; a wrong size is off by a half at least.
 PROPORTION = 0.1
+# Or within so many standard errors of the elements of a batch, where few batches of many lengths were seen, but for a
+# wrong size at most halfway to half. Source: 95 of 100 of a normal distribution.
+ERRORS_OF_PROPORTION, MOST_OF_PROPORTION = 2.0, 0.25
 
 # Trust the leading dimension once it matched this many sizes that starts were given. Source: a command that ignores the
 # size gives one number at all sizes, which is the size itself at one at most.
@@ -63,6 +67,7 @@ class Arrived:
     rows: int  # the usual leading dimension
     elements_per_sample: float  # by the size that was asked for
     fetches_per_pass: float  # batches of the size that the loaders returned for each pass; 0 without a loader
+    elements_error: float = 0.0  # standard error of the elements, over them
     # The larger size that the start was given, from whose lists of samples the batches were cut, which shows nothing of
     # this size; 0 for a start of this size
     cut_from: int = 0
@@ -120,10 +125,12 @@ class SizeCheck:
         usual = max(rows, key=lambda count: rows[count])
         if not cut_from:
             self.given[size] = usual
+        num_elements, elements_error = _count_elements_per_micro_batch(rank)
         arrived = Arrived(
             cut_from=cut_from,
             rows=usual,
-            elements_per_sample=_count_elements_per_micro_batch(rank) / size,
+            elements_per_sample=num_elements / size,
+            elements_error=elements_error,
             fetches_per_pass=_count_fetches_per_pass(rank) * rows.get(size, 0) / sum(rows.values()),
         )
         if self._drops(size, arrived):
@@ -133,7 +140,7 @@ class SizeCheck:
         is_whole_step = usual == size * accumulation and _count_passes_per_fetch(rank) == accumulation
         # Batches of lists of samples that are as long as the batches are not packed; several ranks may share a list.
         is_packed = not (is_alone and _find_usual_list(rank) == usual)
-        is_in_proportion = is_packed and self._is_in_proportion(size, arrived.elements_per_sample)
+        is_in_proportion = is_packed and self._is_in_proportion(size, arrived)
         if usual == size or size in of_model or is_whole_step:
             if self.unconfirmed not in (None, size) and not is_in_proportion:
                 return self._explain_arrival(self.arrived[self.unconfirmed].rows, self.unconfirmed)
@@ -185,10 +192,14 @@ class SizeCheck:
         """Return whether enough other sizes that starts were given arrived as the leading dimension."""
         return sum(seen == other for other, seen in self.given.items() if other != size) >= FOLLOWED
 
-    def _is_in_proportion(self, size: int, per_sample: float) -> bool:
-        seen = [one.elements_per_sample for other, one in self.arrived.items() if other != size]
-        others = [value for value in seen if value > 0]
-        return bool(others) and abs(per_sample / statistics.median(others) - 1.0) <= PROPORTION
+    def _is_in_proportion(self, size: int, arrived: Arrived) -> bool:
+        others = [one for other, one in self.arrived.items() if other != size and one.elements_per_sample > 0]
+        if not others:
+            return False
+        usual = statistics.median(one.elements_per_sample for one in others)
+        error = math.hypot(arrived.elements_error, min(one.elements_error for one in others))
+        allowed = min(max(PROPORTION, ERRORS_OF_PROPORTION * error), MOST_OF_PROPORTION)
+        return abs(arrived.elements_per_sample / usual - 1.0) <= allowed
 
     def _drops(self, size: int, arrived: Arrived) -> bool:
         """Return whether the program drops batches that it trained with at other sizes."""
@@ -282,11 +293,18 @@ def _find_usual_list(rank: Rank) -> int | None:
     return usual if usual is not None and lengths[usual] >= LISTED * sum(lengths.values()) else None
 
 
-def _count_elements_per_micro_batch(rank: Rank) -> float:
+def _count_elements_per_micro_batch(rank: Rank) -> tuple[float, float]:
+    """Return the elements of a micro-batch, and their standard error over them."""
     num_fetches = sum(step.num_fetches for step in rank.steps)
     if num_fetches:
-        return sum(step.num_elements for step in rank.steps) / num_fetches
-    return statistics.median([elements for _, elements in rank.forward_rows] or [0])
+        seen = [step.num_elements / step.num_fetches for step in rank.steps if step.num_fetches]
+        usual = sum(step.num_elements for step in rank.steps) / num_fetches
+    else:
+        seen = [float(elements) for _, elements in rank.forward_rows]
+        usual = statistics.median(seen or [0.0])
+    if len(seen) < 2 or not usual:
+        return usual, 0.0
+    return usual, statistics.stdev(seen) / math.sqrt(len(seen)) / usual
 
 
 def describe_arrival(rows: int, size: int) -> str:

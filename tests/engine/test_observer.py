@@ -610,6 +610,7 @@ def test_without_a_loader_calls_of_the_model_show_each_step_s_samples(record_of)
     record = record_of("import itertools\nsizes = itertools.cycle([4, 3])" + alternating, max_steps=16)
 
     assert [step["num_samples"] for step in record["steps"][6:]] == [4, 3] * 5
+    assert len(record["forward_rows"]) > 10
 
 
 @pytest.mark.parametrize("batch", ["np.ones((4, 3), dtype=np.int64)", "['123'] * 4"])

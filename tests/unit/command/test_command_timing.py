@@ -230,11 +230,22 @@ def test_a_pass_is_of_a_full_batch_where_epochs_end_with_a_smaller_one(samples, 
 def test_without_a_loader_batches_count_by_all_of_their_samples():
     samples = [60 + (7 * number) % 23 for number in range(23)]
 
-    timing = time_rank(with_last_batches(samples, is_of_loader=False), num_warmup=3, micro_batch_size=100)
+    timing = time_rank(with_last_batches(samples, is_of_loader=False), num_warmup=3, micro_batch_size=82)
 
-    seconds = [100 * (1.0 + 0.01 * number) / number for number in samples[3:]]
+    seconds = [82 * (1.0 + 0.01 * number) / number for number in samples[3:]]
     assert len(timing.pass_times_s) == 4
     assert sum(timing.pass_times_s) / 4 == pytest.approx(sum(seconds) / len(seconds), rel=0.05)
+
+
+@pytest.mark.parametrize("micro_batch_size", [16, 256])
+def test_without_a_loader_rows_that_are_no_samples_leave_the_seconds_of_a_pass(micro_batch_size):
+    lengths = [60 + (7 * number) % 23 for number in range(23)]
+
+    rank = with_last_batches(lengths, is_of_loader=False)
+    timing = time_rank(rank, num_warmup=3, micro_batch_size=micro_batch_size)
+
+    seconds = [1.0 + 0.01 * number for number in lengths[3:]]
+    assert sum(timing.pass_times_s) / 4 == pytest.approx(sum(seconds) / len(seconds))
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])

@@ -121,6 +121,28 @@ def test_a_size_that_arrived_in_another_form_is_verified(check, probes):
     assert results[-1] is VERIFIED and CONTRADICTED not in results
 
 
+def called_with(size: int, lengths: list[int]) -> Rank:
+    """Return a rank without a loader, whose model was called with positions of so many samples of these lengths."""
+    steps = tuple(dataclasses.replace(one, num_fetches=0, num_elements=0) for one in rank().steps)
+    calls = tuple((length, size * length) for length in lengths)
+    return dataclasses.replace(rank(), rows={}, forward_rows=calls, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken", "lengths", "result"),
+    [
+        pytest.param(8, 8, [9, 20, 11, 16, 21, 10, 18], VERIFIED, id="of a few batches, the next have other lengths"),
+        pytest.param(8, 4, [9, 20, 11, 16, 21, 10, 18], CONTRADICTED, id="as many samples as before"),
+        pytest.param(8, 8, [16, 16, 17, 16, 16, 17, 16], CONTRADICTED, id="lengths that hardly differ were others"),
+    ],
+)
+def test_sizes_without_a_loader_are_compared_within_the_error_of_their_lengths(check, asked, taken, lengths, result):
+    first = [5, 22, 13, 8, 19, 14, 12] if min(lengths) < 16 else [14, 14, 13, 14, 14, 13, 14]
+    assert check.check([called_with(4, first)], 4, 1).result is UNCONFIRMED
+
+    assert check.check([called_with(taken, lengths)], asked, 1).result is result
+
+
 def test_the_batch_of_all_ranks_is_told_in_words(check):
     for size in (4, 16):
         finding = check.check(both(rank(rows=size // 2)), size, 1)
