@@ -144,9 +144,11 @@ def refuse_ranks(num_ranks: int) -> None:
 
 def find_own_command() -> list[str]:
     """Return the command of this process."""
-    if not hasattr(sys.modules["__main__"], "__file__") and "-c" not in sys.orig_argv:
+    # Python names standard input so while it runs a program from there; a start would find it read.
+    if getattr(sys.modules["__main__"], "__file__", "<stdin>") == "<stdin>" and "-c" not in sys.orig_argv:
         raise UserInputError(
-            "there is no program to start again: this session is interactive", hint="run the training from a file"
+            "there is no program to start again: this one was typed, or read from standard input",
+            hint="run the training from a file: python train.py",
         )
     return [sys.executable, *sys.orig_argv[1:]]
 

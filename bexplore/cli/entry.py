@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import itertools
 import json
+import shlex
+import shutil
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -87,6 +91,24 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Tell where options stand: most are those of a command, and are typed behind its name."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            command = next((word for word in args if word in COMMANDS), "COMMAND")
+            text = f"No such option '{error.option_name}' before the command; options stand behind it: "
+            text += f"bexplore {command} ... {error.option_name}"
+            raise click.NoSuchOption(error.option_name, text, ctx=error.ctx) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or tell what to type in place of a word that is none."""
+        if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
+            raise click.UsageError(f"No such command '{args[0]}'; {_in_place_of(args[0])}", ctx=ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""
         with formatter.section("Commands"):
@@ -96,6 +118,20 @@ class LazyGroup(click.Group):
         """Complete the name of a command, and the group's own options."""
         names = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def _in_place_of(word: str) -> str:
+    """Return what to type in place of a first word that is no command."""
+    close = difflib.get_close_matches(word, COMMANDS, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    if word in ("help", "version"):
+        return f"type bexplore --{word}"
+    if Path(word).suffix:  # the name of a file, be it there or not
+        return f"type bexplore explore {shlex.quote(word)}"
+    if shutil.which(word):
+        return f"a training command stands behind --: bexplore explore -- {shlex.quote(word)} ..."
+    return f"the commands are {', '.join(COMMANDS)}"
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

@@ -30,6 +30,8 @@ COMMAND = "bexplore.command"  # key of `context.meta`
 class CommandBehindDashes(click.Command):
     """A command that takes all words behind the first `--` as they are."""
 
+    allow_extra_args = True  # refused here, with what to type
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the words behind the dashes from the parser."""
         if "--" in args:
@@ -37,13 +39,20 @@ class CommandBehindDashes(click.Command):
             ctx.meta[COMMAND] = tuple(args[index + 1 :])
             args = args[:index]
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             key = _find_key(error.option_name)
             if key is None or not any("--set" in option.opts for option in self.params):
                 raise
             text = f"{error.message.rstrip('.')}; {key} is a key: type --set {key}=VALUE"
             raise click.NoSuchOption(error.option_name, text, ctx=error.ctx) from None
+        if rest and not ctx.resilient_parsing:
+            raise click.UsageError(
+                f"Got unexpected extra {'arguments' if len(rest) > 1 else 'argument'} ({' '.join(rest)}); "
+                "one file is read, and a training command stands behind --, as in -- python train.py",
+                ctx=ctx,
+            )
+        return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show where the command stands."""

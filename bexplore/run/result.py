@@ -25,6 +25,7 @@ from bexplore.run.parts.program import ProgramPart
 from bexplore.run.parts.ranks import RanksPart, find_ranks, one_rank_caution
 from bexplore.run.parts.row import Row, View
 from bexplore.run.parts.search import SearchPart
+from bexplore.units import counted
 
 # Parts whose fields stand at the top of the record, where scripts read them; the others are objects of their own.
 AT_TOP = {
@@ -136,8 +137,19 @@ class RunResult:
         """Return a flat dictionary for each probe of the run, in order, read from its folder: the rows of a table.
 
         Times are in seconds, memory is in bytes; None means unknown or not applicable.
+
+        Raises:
+            UserInputError: They are not there: the run was moved or removed, or this program has changed its folder.
         """
-        return [_row(item) for item in Journal(Path(self.run_dir) / "journal.jsonl").read()]
+        journal = Journal(Path(self.run_dir) / "journal.jsonl")
+        rows = [_row(item) for item in journal.read()]
+        if not rows and self.search.num_probes:
+            raise UserInputError(
+                f"{journal.path.absolute()} has none of the {counted(self.search.num_probes, 'probe')} of this result",
+                hint="was the run moved, or the working folder changed? dataclasses.replace(result, run_dir=...) names "
+                "where the run lies now",
+            )
+        return rows
 
     def as_record(self) -> dict[str, Any]:
         """Return the `result` event."""

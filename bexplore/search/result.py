@@ -150,7 +150,7 @@ class ProbeFinished:
 
     observation: Observation  # its measurements, or its failure
     # The search's posterior after it; None where nothing was measured, and outside of the search.
-    posterior: Posterior | None = None
+    posterior: Posterior | None = field(default=None, repr=False)  # arrays of thousands of draws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -23,6 +24,7 @@ from bexplore.host.locks import locked
 from bexplore.host.secret_values import hidden
 
 _SAFE = "every finished probe is in the run's journal: run the same command again and it goes on from there"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # What databases say of tables that another explorer has made meanwhile: SQLite and PostgreSQL.
 _MADE_MEANWHILE = ("UNIQUE constraint failed", "already exists", "duplicate key value")
@@ -72,7 +74,10 @@ def storage_errors() -> Iterator[None]:
         cause = error.__cause__ or error
         raise EngineError(f"the study's storage failed: {hidden(first_line(cause))}", hint=_SAFE) from error
     except (OSError, sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineError(f"the study's storage failed: {hidden(first_line(error))}", hint=_SAFE) from error
+        hint = _SAFE
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            hint = f"free disk space; {_SAFE}"
+        raise EngineError(f"the study's storage failed: {hidden(first_line(error))}", hint=hint) from error
 
 
 class _KernelLock(JournalFileOpenLock):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bexplore.config.load import load_config
+from bexplore.errors import UserInputError
 from bexplore.exploration import job as exploration
 from bexplore.exploration.base import ExploreOptions
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
@@ -107,3 +108,24 @@ def test_the_probes_of_a_result_are_flat_rows_and_none_is_the_unknown(tmp_path):
     assert rows[3]["samples_per_s"] == pytest.approx(410.0, rel=0.02)
     assert all(isinstance(value, str | int | float | None) for row in rows for value in row.values())
     assert len({tuple(row) for row in rows}) == 1  # the same columns in each
+
+
+@pytest.mark.parametrize("lost", ["moved", "other folder", "journal"])
+def test_probes_that_are_not_where_the_result_says_are_an_error_and_no_empty_table(tmp_path, monkeypatch, lost):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(Path())
+    result = dataclasses.replace(run.result(), run_dir=str(run.directory))
+    assert len(result.probe_rows()) == 4
+    if lost == "moved":
+        run.directory.rename("elsewhere")
+    elif lost == "other folder":
+        monkeypatch.chdir(tmp_path.parent)
+    else:
+        run.journal.path.unlink()
+
+    with pytest.raises(UserInputError, match="has none of the . probes of this result") as error:
+        result.probe_rows()
+
+    assert "run_dir=" in error.value.hint
+    if lost == "moved":
+        assert len(dataclasses.replace(result, run_dir="elsewhere").probe_rows()) == 4

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import time
 from pathlib import Path
 
@@ -211,6 +213,13 @@ def test_an_observation_told_from_the_journal_is_not_told_twice(tmp_path):
     assert len(asked.get_trials()) == 1
 
 
+def test_a_full_disk_says_that_room_is_needed_before_the_same_command_is_typed():
+    with pytest.raises(EngineError, match="No space left on device") as error, storage.storage_errors():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert error.value.hint.startswith("free disk space; ") and "run the same command again" in error.value.hint
+
+
 @pytest.mark.promise("the storage of a study goes away in the middle", "one error with what to type; nothing is lost")
 def test_a_storage_gone_in_mid_run_is_an_error_that_says_what_to_do(tmp_path):
     def runner(probe: Probe) -> Observation:
@@ -222,6 +231,7 @@ def test_a_storage_gone_in_mid_run_is_an_error_that_says_what_to_do(tmp_path):
         explored(tmp_path, runner)
 
     assert "run the same command again" in error.value.hint
+    assert "disk space" not in error.value.hint
     (tmp_path / "study.log").rmdir()
     assert len(Journal(tmp_path / "journal.jsonl").read()) == 1
     assert explored(tmp_path).recommendation.micro_batch_size == 8
