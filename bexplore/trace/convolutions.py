@@ -35,8 +35,40 @@ _NARROW_WIDTH = 3  # of a convolution of single channels that needs no blocks
 Shape = Sequence[int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """How the tensors of a convolution lie."""
+
+    is_channels_last: bool = False  # whether it is computed with the channels last: images or weights have them so
+    copies_images: bool = False  # whether its images lie otherwise, and are copied
+    copies_gradient: bool = False  # whether the gradient of its result does
+
+
+def find_layouts(operator: Any, arguments: Any) -> Layouts:
+    """Return how the tensors of a convolution lie, as torch looks at them.
+
+    Source: `mkldnn_convolution_backward` in aten/src/ATen/native/mkldnn/Conv.cpp and `mkldnn_conv_use_channels_last` in
+    aten/src/ATen/native/ConvUtils.h, torch 2.13.
+    """
+    if operator not in CONVOLUTIONS:
+        return Layouts()
+    images, weight = arguments[:2] if operator is FORWARD else arguments[1:3]
+    is_last = any(one.stride(1) == 1 and not one.is_contiguous() for one in (images, weight))
+    return Layouts(
+        is_channels_last=is_last,
+        copies_images=not _lies_so(images, is_last),
+        copies_gradient=operator is BACKWARD and not _lies_so(arguments[0], is_last),
+    )
+
+
+def _lies_so(tensor: torch.Tensor, is_channels_last: bool) -> bool:
+    if not is_channels_last:
+        return tensor.is_contiguous()
+    return tensor.stride(1) == 1 or math.prod(tensor.shape[2:]) == 1
+
+
 def size_convolution(
-    operator: Any, shapes: Any, result: Any, probe_batch: int, *, itemsize: int, is_channels_last: bool
+    operator: Any, shapes: Any, result: Any, probe_batch: int, *, itemsize: int, layouts: Layouts
 ) -> tuple[Polynomial, ...]:
     """Return the bytes that one call takes beside its results, at the moments that may be its highest.
 
@@ -46,23 +78,25 @@ def size_convolution(
         images, weight, bias, stride, _, dilation, is_transposed, _, groups = shapes
         ends = (result, images) if is_transposed else (images, result)
         own = _Layer(*ends, weight, stride, dilation, groups, itemsize, probe_batch)
-        if is_channels_last:
-            return (own.count(weight),)
+        if layouts.is_channels_last:
+            return ((own.count(images) if layouts.copies_images else NOTHING) + own.count(weight),)
         return own.find_sources(is_added_to=bias is not None) if is_transposed else own.find_results()
     gradient, images, weight, _, stride, _, dilation, is_transposed, _, groups, output_mask = shapes
     own = _Layer(images, gradient, weight, stride, dilation, groups, itemsize, probe_batch)
-    if is_channels_last:
+    copied = [(layouts.copies_images, images), (layouts.copies_gradient, gradient)]
+    copy = sum((own.count(shape) for is_copied, shape in copied if is_copied), start=NOTHING)
+    if layouts.is_channels_last:
         sums = own.find_sums() if output_mask[1] and own.has_long_kernel else NOTHING
-        return own.count(weight).times(2), Polynomial(own.size_blocked_weights()), sums
+        return copy + own.count(weight).times(2), copy + Polynomial(own.size_blocked_weights()), copy + sums
     if is_transposed:
         own = _Layer(gradient, images, weight, stride, dilation, groups, itemsize, probe_batch)
     sizes: tuple[Polynomial, ...] = ()
     outputs = sum((own.count(shape) for shape in result if shape is not None), start=NOTHING)
     if output_mask[0]:
         data = own.find_results() if is_transposed else own.find_sources()
-        sizes += tuple(own.count(images) + size - outputs for size in data)
+        sizes += tuple(copy + own.count(images) + size - outputs for size in data)
     if output_mask[1]:
-        before = own.count(images) if output_mask[0] else NOTHING
+        before = copy + (own.count(images) if output_mask[0] else NOTHING)
         sizes += tuple(before + size - outputs for size in own.find_weights())
     return sizes
 

@@ -7,14 +7,25 @@ from typing import Any
 
 import torch
 
-from bexplore.trace.torch_private import is_in_backward, suggest_memory_format
+from bexplore.trace.torch_private import runs_formula, suggest_memory_format
 from bexplore.workloads.torch_private import unset_fake_temporarily
 
 _ATEN = torch.ops.aten
 _GROUPED_PRODUCT = _ATEN._grouped_mm.default
-# The gradient of an index: autograd writes into new zeros, but makes a second tensor where these are fake. Source:
-# `index_backward` in torch/csrc/autograd/FunctionsManual.cpp, torch 2.13.
-_INDEX_PUT = _ATEN.index_put.default
+# Gradients of an index, a gather, a maximum or what else selects: autograd writes into new zeros, but makes a second
+# tensor where these are fake. Source: `areAnyTensorSubclassLike` and `isTensorSubclassLike` in torch/csrc/autograd/
+# FunctionsManual.cpp and aten/src/ATen/native/TensorAdvancedIndexing.cpp, torch 2.13.
+_WRITERS = frozenset(
+    (
+        _ATEN.index_add.default,
+        _ATEN.index_put.default,
+        _ATEN.masked_scatter.default,
+        _ATEN.put.default,
+        _ATEN.scatter.src,
+        _ATEN.scatter_add.default,
+    )
+)
+_WRITERS_THAT_MAY_ADD = (_ATEN.index_put.default, _ATEN.put.default)  # that replace are no gradients of what selects
 # Losses whose number lies in memory of the size of the input. Source: `TORCH_META_FUNC(mse_loss)` and that of
 # `smooth_l1_loss` in aten/src/ATen/native/Loss.cpp, torch 2.13, on every device.
 _SPACIOUS_LOSSES = (_ATEN.mse_loss.default, _ATEN.smooth_l1_loss.default)
@@ -36,8 +47,9 @@ def has_fake_kernel(operator: Any, arguments: Any) -> bool:
     """Return whether torch's own kernel for fake tensors is as its kernel for real ones is."""
     if operator is _GROUPED_PRODUCT:
         return bool(arguments[0].dtype is torch.bfloat16)  # it refuses all others, which the CPU computes
-    if operator is _INDEX_PUT:
-        return not (is_in_backward() and not torch.is_grad_enabled() and arguments[3:4] == (True,))
+    if operator in _WRITERS:
+        adds = operator not in _WRITERS_THAT_MAY_ADD or arguments[3:4] == (True,)
+        return not (adds and runs_formula())
     if operator in _SPACIOUS_LOSSES:
         return False
     if operator in _BATCH_NORMS:
@@ -50,7 +62,7 @@ def run_fake(operator: Any, arguments: Any, keywords: Any) -> Any:
     """Return the fake result of an operator without a kernel for fake tensors."""
     if operator is _GROUPED_PRODUCT:
         return _multiply_groups(*arguments, **keywords)
-    if operator is _INDEX_PUT:
+    if operator in _WRITERS:
         return arguments[0]
     if operator in _SPACIOUS_LOSSES:
         return _keep_space(operator(*arguments, **keywords), arguments)

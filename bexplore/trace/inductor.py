@@ -17,6 +17,7 @@ import torch
 from bexplore.errors import TraceError
 from bexplore.estimate.dispatch import Dispatch
 from bexplore.job import Job
+from bexplore.trace.convolutions import Layouts
 from bexplore.trace.cost_model import Place, Polynomial, TracedKernel
 from bexplore.trace.kernel_shapes import has_kernels, stream_kernel
 from bexplore.trace.lifetimes import Alias, Allocate, CompiledGraph, Drop, Output, Step
@@ -151,7 +152,7 @@ class _Reader:
             node_shapes(origin),
             self._probe_batch,
             itemsize=layout.dtype.itemsize,
-            is_channels_last=len(layout.stride) > 1 and layout.stride[1] == 1,
+            layouts=Layouts(is_channels_last=len(layout.stride) > 1 and layout.stride[1] == 1),  # copies are buffers
             device=layout.device.type,
         )
         name = f"{node.get_name()} workspace"

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from bexplore.errors import WITHOUT_TRACE, TraceError
+from bexplore.trace.convolutions import find_layouts
 from bexplore.trace.cost_model import NOTHING, Event, Phase, Place, Polynomial
 from bexplore.trace.fake_operators import has_fake_kernel, make_meanwhile, run_fake
 from bexplore.trace.operations import (
@@ -42,6 +43,8 @@ from bexplore.trace.torch_private import (
     is_in_backward,
     is_shared,
     make_alias,
+    may_add_gradients,
+    number_of_node,
     storage_key,
     storage_key_of,
     suggest_symbolic,
@@ -53,6 +56,7 @@ from bexplore.workloads.torch_private import CompilableMode, FakeTensor, tree_le
 _UNSAFE_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})
 # Operators that take memory and launch nothing.
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_ADD = torch.ops.aten.add.Tensor
 _HIDDEN_RESERVES = (torch.ops.aten._cudnn_rnn.default,)
 # Operators that make no tensor: a rank of N calls them for every parameter, 40 % of all calls of a deep model.
 _WITHOUT_TENSORS = ("prim", "profiler")
@@ -79,6 +83,8 @@ class LifetimeTracker:
         self._silent = False
         self.is_paused = False
         self._dying: list[int] | None = None
+        self._makers: dict[int, int | None] = {}  # of a storage, the number of the autograd function that made it
+        self._overwritten: tuple[int, Event] | None = None  # memory that a sum may have taken over, the sum's event
 
     @contextlib.contextmanager
     def record(self, phase: Phase | None = None) -> Iterator[None]:
@@ -118,17 +124,17 @@ class LifetimeTracker:
     def take_workspace(self, operator: Any, arguments: Any, result: Any, place: Place) -> None:
         """Record what an operator takes for itself while it runs."""
         tensors = (leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
-        images = next(tensors, None)
-        if images is None:
+        first = next(tensors, None)
+        if first is None:
             return
         sizes = workspace_sizes(
             operator,
             map_shapes(arguments),
             map_shapes(result),
             self.probe_batch,
-            itemsize=images.itemsize,
-            is_channels_last=images.dim() > 1 and images.stride(1) == 1 and not images.is_contiguous(),
-            device=images.device.type,
+            itemsize=first.itemsize,
+            layouts=find_layouts(operator, arguments),
+            device=first.device.type,
         )
         for size in sizes:
             self.append(size, place)
@@ -215,7 +221,23 @@ class LifetimeTracker:
     def allocate(self, tensor: torch.Tensor, place: Place) -> None:
         """Record the allocation of a tensor's storage, unless it is watched."""
         if not self._silent and self.adopt(tensor, place):
+            self._makers[storage_key(local(tensor))] = number_of_node()
             self.append(self.size_of(tensor), place)
+
+    def expect_overwritten(self, operator: Any, arguments: Any) -> None:
+        """Take the sum that was allocated last for one in place, if the gradient before it ends with its operator.
+
+        Autograd adds a gradient to one that nothing else holds in place, but never where these are fake. Source:
+        `accumulate` in torch/csrc/autograd/input_buffer.cpp, torch 2.13.
+        """
+        self._overwritten = None
+        # what is a view holds its base, too
+        if not self._recording or operator is not _ADD or arguments[0]._is_view():
+            return
+        before, added = map(storage_key, arguments[:2])
+        events = self.events[self.current_phase()]
+        if before != added and events and may_add_gradients(self._makers.get(before)):
+            self._overwritten = before, events[-1]
 
     def release(self, values: list[Any]) -> set[int]:
         """Empty a list and return the storages that die by it, without events: the caller records them."""
@@ -233,10 +255,20 @@ class LifetimeTracker:
 
     def _bury(self, key: int) -> None:
         _, size, place = self._storages.pop(key)
+        self._makers.pop(key, None)
         if self._dying is not None:
             self._dying.append(key)
-        else:
+        elif not self._take_over(key, size):
             self.append(-size, place)
+
+    def _take_over(self, key: int, size: Polynomial) -> bool:
+        if self._overwritten is None or self._overwritten[0] != key or not self._recording:
+            return False
+        events, event = self.events[self.current_phase()], self._overwritten[1]
+        if not events or events[-1] is not event or event.size != size:
+            return False
+        events.pop()
+        return True
 
 
 class LifetimeMode(CompilableMode):
@@ -271,6 +303,7 @@ class LifetimeMode(CompilableMode):
             if isinstance(leaf, torch.Tensor) and not self._tracker.is_watched(leaf):
                 place = place or _find_place(func)
                 self._tracker.allocate(leaf, place)
+        self._tracker.expect_overwritten(func, args)
         leaf = own_table = None  # the operator frees its own table: another event
         self._tracker.count(func, args, kwargs or {}, result)
         if takes_workspace(func):

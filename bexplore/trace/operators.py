@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bexplore.errors import TraceError
-from bexplore.trace.convolutions import CONVOLUTIONS, round_up, size_convolution
+from bexplore.trace.convolutions import CONVOLUTIONS, Layouts, round_up, size_convolution
 from bexplore.trace.cost_model import Polynomial
 
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
@@ -46,16 +46,14 @@ def takes_workspace(operator: Any) -> bool:
 
 
 def workspace_sizes(
-    operator: Any, shapes: Any, result: Any, probe_batch: int, *, itemsize: int, is_channels_last: bool, device: str
+    operator: Any, shapes: Any, result: Any, probe_batch: int, *, itemsize: int, layouts: Layouts, device: str
 ) -> tuple[Polynomial, ...]:
     """Return the bytes that one call takes beside its outputs, one after the other; empty where unknown.
 
     Tensors among arguments and result are given as their shapes, at a prime micro-batch size.
     """
     if device == "cpu" and operator in CONVOLUTIONS:
-        return size_convolution(
-            operator, shapes, result, probe_batch, itemsize=itemsize, is_channels_last=is_channels_last
-        )
+        return size_convolution(operator, shapes, result, probe_batch, itemsize=itemsize, layouts=layouts)
     if device == "cuda" and operator in _ATTENTION_BACKWARD:
         return _size_attention(operator, shapes, probe_batch, itemsize)
     if device == "cpu" and str(operator) in _CHUNK_CAT:

@@ -304,6 +304,34 @@ def is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def number_of_node() -> int | None:
+    """Return the number of the autograd function that runs, or whose results are being added; None outside of one."""
+    node = torch._C._current_autograd_node() if is_in_backward() else None
+    return node._sequence_nr() if node is not None else None
+
+
+def may_add_gradients(maker: int | None) -> bool:
+    """Return whether a sum in the backward pass may be one of gradients, the first made by the function of a number.
+
+    Autograd adds the results of a function while that is the current one. What it has made itself is a part of its
+    formula, unless two of its results belong to one tensor.
+    """
+    if not is_in_backward() or torch.is_grad_enabled():
+        return False
+    node = torch._C._current_autograd_node()
+    if node is None or node._sequence_nr() != maker:
+        return True
+    receivers = [receiver for receiver in node.next_functions if receiver[0] is not None]
+    return len(set(receivers)) < len(receivers)
+
+
+def runs_formula() -> bool:
+    """Return whether a backward formula of torch's own runs, and no user's, nor a forward pass once more."""
+    if not is_in_backward() or torch.is_grad_enabled():
+        return False
+    return not isinstance(torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction)
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """Return the identity of a tensor's memory, which views of it share."""
     return storage_key_of(_find_storage(tensor))

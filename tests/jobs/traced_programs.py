@@ -114,6 +114,48 @@ class Penalty(_Base):
         return self.finish(F.gelu(self.first(x)), targets)
 
 
+class Scanning(_Base):
+    """Reads its steps one by one, so that the gradients of all steps are added."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        decay, state, states = x.sigmoid(), torch.zeros_like(x[:, 0]), []
+        for step in range(LENGTH):
+            state = decay[:, step] * state + x[:, step]
+            states.append(state)
+        return self.finish(torch.stack(states, 1), targets)
+
+
+class Viewing(_Base):
+    """Uses one tensor under several shapes: a gradient that is a view is added to in new memory."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        products = F.gelu(x.mT @ x) + torch.softmax(x.mT, -1) @ x
+        return self.finish(F.gelu(x) * x @ products * x, targets)
+
+
+class Selecting(_Base):
+    """Selects in a way that has a gradient of zeros beside what was selected."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        first = torch.tensor([0], device=x.device)
+        ways = {
+            "gather": lambda: x.gather(1, x.detach().argsort(1)[:, :1]),
+            "max": lambda: x.max(1, keepdim=True).values,
+            "topk": lambda: x.topk(2, 1).values,
+            "index_select": lambda: x.index_select(1, first),
+            "cummax": lambda: x.cummax(1).values,
+            "index": lambda: x[:, first],
+        }
+        return F.cross_entropy(ways[self.way]().mean(1)[:, :10], targets)
+
+
 class Tied(_Base):
     """Two layers of one weight."""
 

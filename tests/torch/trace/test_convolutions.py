@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bexplore.engine.worker.torch_private import memory_events
-from bexplore.trace.convolutions import BACKWARD, FORWARD
+from bexplore.trace.convolutions import BACKWARD, FORWARD, find_layouts
 from bexplore.trace.operations import map_shapes
 from bexplore.trace.operators import workspace_sizes
 
@@ -41,7 +41,7 @@ def predict(operator: Any, arguments: Any, result: Any) -> float:
         map_shapes(result),
         PRIME,
         itemsize=images.itemsize,
-        is_channels_last=images.stride(1) == 1 and not images.is_contiguous(),
+        layouts=find_layouts(operator, arguments),
         device="cpu",
     )
     return sum(tensor.untyped_storage().nbytes() for tensor in outputs) + max(0.0, *(size(1) for size in sizes))
@@ -95,3 +95,17 @@ def test_a_convolution_takes_what_the_allocator_gives(facts, wanted) -> None:
     measured = find_highest(lambda: BACKWARD(*backward))
     # Products of matrices have columns of one sample for each thread.
     assert predict(BACKWARD, backward, BACKWARD(*backward)) == pytest.approx(measured, rel=0.01, abs=2**20)
+
+
+@pytest.mark.parametrize("last", [["images"], ["gradient"], ["weight"], ["images", "gradient"], ["weight", "gradient"]])
+@pytest.mark.parametrize(("kernel", "groups"), [(1, 1), (3, 1), (3, 32)])
+def test_what_lies_otherwise_than_a_convolution_is_computed_is_copied(last, kernel, groups) -> None:
+    tensors = {"images": torch.randn(SAMPLES, 32, 32, 32), "weight": torch.randn(64, 32 // groups, kernel, kernel)}
+    tensors["gradient"] = torch.randn(SAMPLES, 64, 32, 32)
+    for name in last:
+        tensors[name] = tensors[name].contiguous(memory_format=torch.channels_last)
+    shared = ([1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], groups, [True, True, False])
+    backward = (tensors["gradient"], tensors["images"], tensors["weight"], None, *shared)
+    for operator, arguments in ((FORWARD, (tensors["images"], tensors["weight"], None, *shared[:-1])), (BACKWARD, backward)):
+        measured = find_highest(lambda: operator(*arguments))  # noqa: B023
+        assert predict(operator, arguments, operator(*arguments)) == pytest.approx(measured, rel=0.01, abs=2**18)

@@ -32,8 +32,8 @@ def decoder_job(*, model: dict | None = None, **fields) -> Job:
     return Job(workload="decoder", model=DECODER | (model or {}), compile=EAGER, sequence_length=32, **fields)
 
 
-def own_job(model: str, *, batch: str = "samples", compiled: bool = True) -> Job:
-    paths = {"model": f"traced_programs:{model}", "batch": f"traced_programs:{batch}"}
+def own_job(model: str, *, batch: str = "samples", compiled: bool = True, **arguments: str) -> Job:
+    paths = {"model": f"traced_programs:{model}", "batch": f"traced_programs:{batch}", "arguments": arguments}
     settings = CompileSettings() if compiled else EAGER
     return Job(workload="imported", model=paths, import_root=str(JOBS), compile=settings)
 
@@ -104,11 +104,19 @@ def test_the_peak_of_an_eager_step_is_what_the_allocator_measures(fields, micro_
         pytest.param(own_job("Recurrent", compiled=False), 0.01, id="of an LSTM"),
         pytest.param(own_job("Transposed", compiled=False), 0.01, id="of images that were transposed"),
         pytest.param(own_job("Highest", compiled=False), 0.01, id="of a gradient that counts"),
+        pytest.param(own_job("Scanning", compiled=False), 0.001, id="of gradients that are added"),
+        pytest.param(own_job("Viewing", compiled=False), 0.001, id="of gradients that are added to views"),
         pytest.param(own_job("Penalty", compiled=False), 0.01, id="of gradients within the forward pass"),
     ],
 )
 def test_the_peak_of_a_step_is_what_the_allocator_measures(job, within):
     assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=within)
+
+
+@pytest.mark.parametrize("way", ["gather", "max", "topk", "index_select", "cummax", "index"])
+def test_the_gradient_of_a_selection_is_written_into_its_zeros(way):
+    job = own_job("Selecting", compiled=False, way=way)
+    assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.001)
 
 
 def test_a_small_batch_has_the_order_of_operators_that_is_best_for_it():

@@ -15,6 +15,7 @@ from bexplore.host.accelerators import device_by_name
 from bexplore.trace import CostModel, TraceError, absent_gpu
 from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.absent_gpu.attention import Attention, AttentionBackend, choose_backend
+from bexplore.trace.convolutions import Layouts
 from bexplore.trace.lifetimes import Allocate, CompiledGraph, Output, replay
 from bexplore.trace.operators import workspace_sizes
 from bexplore.trace.tracer import trace_job
@@ -142,7 +143,7 @@ def test_attention_takes_the_kernel_that_the_device_would_take(device, call, bac
 def test_the_backward_pass_of_attention_sums_in_float32_on_a_gpu():
     backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
     query, keys = (PRIME, 12, 1000, 60), (PRIME, 4, 1000, 60)
-    common = {"result": None, "probe_batch": PRIME, "itemsize": 2, "is_channels_last": False}
+    common = {"result": None, "probe_batch": PRIME, "itemsize": 2, "layouts": Layouts()}
     [own] = workspace_sizes(backward, (query, query, query), device="cuda", **common)
     [shared] = workspace_sizes(backward, (query, query, keys), device="cuda", **common)
     assert own(8) == 8 * 12 * 1024 * (64 + 1) * 4
