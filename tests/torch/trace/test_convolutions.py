@@ -106,6 +106,7 @@ def test_what_lies_otherwise_than_a_convolution_is_computed_is_copied(last, kern
         tensors[name] = tensors[name].contiguous(memory_format=torch.channels_last)
     shared = ([1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], groups, [True, True, False])
     backward = (tensors["gradient"], tensors["images"], tensors["weight"], None, *shared)
-    for operator, arguments in ((FORWARD, (tensors["images"], tensors["weight"], None, *shared[:-1])), (BACKWARD, backward)):
+    forward = (tensors["images"], tensors["weight"], None, *shared[:-1])
+    for operator, arguments in ((FORWARD, forward), (BACKWARD, backward)):
         measured = find_highest(lambda: operator(*arguments))  # noqa: B023
         assert predict(operator, arguments, operator(*arguments)) == pytest.approx(measured, rel=0.01, abs=2**18)

@@ -123,7 +123,7 @@ def test_probes_that_are_not_where_the_result_says_are_an_error_and_no_empty_tab
     else:
         run.journal.path.unlink()
 
-    with pytest.raises(UserInputError, match="has none of the . probes of this result") as error:
+    with pytest.raises(UserInputError, match=r"has none of the 4 probes of this result") as error:
         result.probe_rows()
 
     assert "run_dir=" in error.value.hint
