@@ -68,6 +68,15 @@ def test_a_rank_of_a_launcher_is_refused_with_the_command_that_explores_it(tmp_p
     assert "bexplore explore --env BEXPLORE_MICRO_BATCH_SIZE={micro_batch_size} --writes-are-fine -- " in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+def test_a_program_from_standard_input_cannot_be_started_again(arguments):
+    program = "from bexplore.start_again import find_own_command\nfind_own_command()\n"
+    done = subprocess.run([sys.executable, *arguments], input=program, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert "read from standard input" in done.stderr
+
+
 def test_the_callback_sets_size_and_accumulation_of_the_global_batch(tmp_path):
     pytest.importorskip("lightning")
     done = run("with_callback.py", tmp_path)

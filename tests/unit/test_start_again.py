@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from argparse import Namespace
 from types import ModuleType
@@ -75,15 +74,6 @@ def test_an_interactive_session_has_nothing_to_start_again(monkeypatch):
 
     with pytest.raises(UserInputError, match="this one was typed"):
         find_own_command()
-
-
-@pytest.mark.parametrize("arguments", [[], ["-"]])
-def test_a_program_from_standard_input_cannot_be_started_again(arguments):
-    program = "from bexplore.start_again import find_own_command\nfind_own_command()\n"
-    done = subprocess.run([sys.executable, *arguments], input=program, capture_output=True, text=True, check=False)
-
-    assert done.returncode == 1
-    assert "read from standard input" in done.stderr
 
 
 def test_another_program_in_the_command_is_another_job(tmp_path, monkeypatch):
