@@ -33,6 +33,7 @@ PRIVATE_INTERFACES: Mapping[str, tuple[str, ...]] = {
     _TRACE: (
         "torch._C._AutoDispatchBelowADInplaceOrView",
         "torch._C._conv_determine_backend_memory_format",
+        "torch._C._current_autograd_node",
         "torch._C._current_graph_task_id",
         "torch._TorchCompileInductorWrapper",
         "torch._dynamo.backends.distributed.DDPOptimizer",
