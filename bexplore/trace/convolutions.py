@@ -181,11 +181,12 @@ class _Layer:
             return (plain + self.find_sums(),)
         longest = max(self.weight[2:])
         is_long = longest > (_NARROW_WIDTH if self._is_single else _LONGEST)
-        is_unusual = self._width <= _LEAST_BLOCK and (len(self.weight) > 4 or max(self.dilation) > 1)
+        is_point = longest == 1
+        is_of_volumes = len(self.weight) > 4 and not is_point
+        is_unusual = self._width <= _LEAST_BLOCK and (is_of_volumes or max(self.dilation) > 1)
         if self._is_product or is_long or is_unusual:
             return (plain.times(2),)
         source = result = self._width
-        is_point = longest == 1
         if not is_point and self.source[1] <= _LEAST_BLOCK:
             source = 1 if self.source[1] <= _FEW else _LEAST_BLOCK
             result = _LEAST_BLOCK if self.result[1] <= _LEAST_BLOCK and source > 1 else result

@@ -231,9 +231,10 @@ class LifetimeTracker:
         `accumulate` in torch/csrc/autograd/input_buffer.cpp, torch 2.13.
         """
         self._overwritten = None
-        # what is a view holds its base, too
-        if not self._recording or operator is not _ADD or arguments[0]._is_view():
+        if not self._recording or operator is not _ADD or not isinstance(arguments[1], torch.Tensor):
             return
+        if arguments[0]._is_view():
+            return  # which holds its base, too
         before, added = map(storage_key, arguments[:2])
         events = self.events[self.current_phase()]
         if before != added and events and may_add_gradients(self._makers.get(before)):
