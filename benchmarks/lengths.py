@@ -192,7 +192,11 @@ def _explore(one: LengthsJob, record: Mapping[str, Any], *, with_lengths: bool) 
         result = json.loads(results[-1].read_text())
     names: tuple[str, ...] = ("micro_batch_size", "confidence", "num_probes", "samples_per_s", "lengths")
     names += ("peak_memory_bytes", "resident_memory_bytes")
-    return {"elapsed_s": elapsed_s, "text": done.stdout[-6000:], **{name: result.get(name) for name in names}}
+    return {
+        "elapsed_s": elapsed_s,
+        "text": done.stdout[-6000:].replace(f"{ROOT}/", ""),
+        **{name: result.get(name) for name in names},
+    }
 
 
 def _write_samples(one: LengthsJob, folder: Path, *, with_lengths: bool) -> None:
