@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -31,7 +32,7 @@ from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Event, Result
 from bexplore.search.settings import SearchSettings
-from bexplore.trace.cost_model import KernelKind, TracedKernel
+from bexplore.trace.cost_model import CostModel, KernelKind, TracedKernel
 from bexplore.trace.pass_times import describe_communication, estimate_pass, estimate_update, find_links
 from bexplore.units import format_bytes
 
@@ -162,6 +163,10 @@ class EstimateRunner:
         }
 
 
+def _find_likely_largest(model: CostModel, budget_bytes: int) -> int:
+    return model.max_micro_batch_size(budget_bytes / EXPECTED_RATIO / math.exp(LIKELY_SDS * model.relative_sd))
+
+
 def describe_passes(found: Estimate, job: Job) -> dict[str, Any]:
     """Return the passes of a step by kind, as a rank that ran reports them; nothing where ranks exchange nothing."""
     step = found.communication
@@ -282,8 +287,16 @@ class EstimatedExploration(JobExploration):
         search = Compilation.SHARED if user is Compilation.EXACT else user
         return dataclasses.replace(own, verify_exact=False, search_compilation=search, user_compilation=search)
 
+    def _candidates(self, held: TracedJob) -> tuple[int, ...]:
+        """Return the sizes that are likely to fit, and the first that is not: it shows where memory ends."""
+        sizes, models = super()._candidates(held), [one.cost_model for one in self.selection.searched if one.cost_model]
+        if self.config.maximum is not None or held.cost_model is None:
+            return sizes
+        largest = max(_find_likely_largest(one, held.budget.budget_bytes) for one in models or [held.cost_model])
+        return sizes[: bisect.bisect_right(sizes, largest) + 1]
+
     def _search(self, runner: Any, held: TracedJob) -> Iterator[Event]:
-        candidates = self._candidates(held)
+        candidates = super()._candidates(held)  # a size that may fit may be the best one too
         settings = self._settings()
         draw = functools.cache(lambda: runner.draw_errors(candidates, seed=settings.seed))
 

@@ -56,6 +56,20 @@ def test_a_job_is_estimated_planned_and_applied_for_a_named_device(tmp_path):
     assert "micro_batch_size: explore" not in (tmp_path / "tuned.yaml").read_text()
 
 
+def test_one_size_at_most_is_asked_for_of_those_that_are_known_not_to_fit(tmp_path):
+    """The trace says which sizes fit, within its error: the first beyond shows where memory ends."""
+    limited = JOB.replace("max: 16, max_probes: 3", "memory_budget: 80 MiB, max_probes: 8")
+    (tmp_path / "job.yaml").write_text(limited)
+
+    explored = bexplore(tmp_path, "explore", "job.yaml", "--device-name", "h100", "--json")
+    events = [json.loads(line) for line in explored.stdout.splitlines()]
+    outcomes = [event["outcome"] for event in events if event["event"] == "probe"]
+    assert outcomes.count("out_of_memory") <= 1 and outcomes.count("estimated") >= 3
+    sizes = {event["micro_batch_size"]: event["outcome"] for event in events if event["event"] == "probe"}
+    fitting = max(size for size, outcome in sizes.items() if outcome == "estimated")
+    assert events[-1]["micro_batch_size"] == fitting == 13
+
+
 def test_a_job_is_estimated_for_this_processor_by_what_was_measured_of_it(tmp_path, monkeypatch):
     (tmp_path / "job.yaml").write_text(JOB)
     refused = bexplore(tmp_path, "explore", "job.yaml", "--device-name", "this")

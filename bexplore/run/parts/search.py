@@ -84,6 +84,8 @@ class SearchPart:
         decided = (StopReason.TARGET_CONFIDENCE, StopReason.COSTS_MORE_THAN_IT_SAVES, StopReason.NOTHING_LEFT)
         if view.is_estimated and self.stop_reason in decided:
             return "the estimates of other sizes would not change it"
+        if view.is_estimated and self.stop_reason == StopReason.MAX_PROBES:
+            return "the allowed number of probes is used up; more of them would not lessen the error of the estimates"
         target = "" if view.target_confidence is None else f", {view.target_confidence:g} out of 100,"
         return STOP_REASONS.get(self.stop_reason, self.stop_reason).replace("{target}", target)
 
