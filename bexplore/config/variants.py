@@ -228,7 +228,7 @@ def _check_values(problems: Problems, axis: SettingAxis, job_of: JobOf) -> None:
 
 def _automatic(own: Job) -> tuple[SettingAxis, ...]:
     """Return the setting that trades memory for speed in a job and leaves its training as it is."""
-    is_compiled = own.compile.enabled and own.compile.backend == "inductor"
+    is_compiled = own.compile.uses_inductor
     if own.mode is Mode.EVAL or ("step" in own.model and not is_compiled):
         return ()
     key = "activation_memory_budget" if is_compiled else "activation_checkpointing"

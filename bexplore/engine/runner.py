@@ -191,7 +191,7 @@ class EngineRunner:
         """
         self._workers.keep_begun_only_if(self._request(Prepare, probe))  # what was begun may be another probe
         self._workers.ensure()
-        self._workers.start_spare(budget_bytes=self.settings.budget_bytes)
+        self._workers.start_spare(budget_bytes=self.settings.budget_bytes, uses_inductor=self.job.compile.uses_inductor)
         self._ahead = self._in_some_mode(probe, Prepare)
         self._workers.await_spare()
 
@@ -273,7 +273,7 @@ class EngineRunner:
 
     def start(self) -> None:
         """Start the worker's process, which imports what its first probe needs while others do the same."""
-        self._workers.start(is_compiled=self.job.compile.enabled)
+        self._workers.start(uses_inductor=self.job.compile.uses_inductor)
 
     def await_started(self) -> None:
         """Return once the worker that `start` has started takes no more of the processors."""

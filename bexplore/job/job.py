@@ -59,6 +59,11 @@ class CompileSettings:
     dynamic: bool | None = False
     options: Mapping[str, Any] | None = None
 
+    @property
+    def uses_inductor(self) -> bool:
+        """Whether the program is compiled by torch's own compiler of kernels."""
+        return self.enabled and self.backend == "inductor"
+
     def uses_cuda_graphs(self, device: str) -> bool:
         """Return whether the compiled program is recorded into CUDA graphs on a torch device.
 

@@ -17,9 +17,9 @@ from bexplore.errors import EngineError
 from bexplore.host.machine import available_memory_bytes
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 
-# What every worker imports before its first probe, and what compiled ones do beside it.
+# What every worker imports before its first probe, and what compiles kernels beside it.
 STEP_MODULES = ("bexplore.engine.worker.probing",)
-COMPILER_MODULES = (*STEP_MODULES, "torch._inductor.compile_fx")
+INDUCTOR_MODULES = ("torch._inductor.compile_fx",)
 # Resident memory of a process that has imported torch and its compiler, and does nothing. Measured: 0.4 GiB. Bytes.
 IDLE_BYTES = 2**29
 
@@ -73,12 +73,12 @@ class Workers:
             self.current = spare or self._start()
         return self.current
 
-    def start(self, *, is_compiled: bool) -> None:
+    def start(self, *, uses_inductor: bool) -> None:
         """Start the worker at work, where there is none; it imports what its first probe needs and then waits."""
         if self.current is None:
-            self.current = self._start(COMPILER_MODULES if is_compiled else STEP_MODULES)
+            self.current = self._start(_modules(uses_inductor))
 
-    def start_spare(self, *, budget_bytes: int | None) -> None:
+    def start_spare(self, *, budget_bytes: int | None, uses_inductor: bool) -> None:
         """Start a process that imports torch and then waits, where memory beside the job's budget allows it."""
         idle_bytes = self._num_processes * IDLE_BYTES
         if (
@@ -86,7 +86,7 @@ class Workers:
             and self._spare is None
             and available_memory_bytes() - (budget_bytes or 0) > idle_bytes
         ):
-            self._spare = self._start(COMPILER_MODULES)
+            self._spare = self._start(_modules(uses_inductor))
 
     def await_spare(self) -> None:
         """Return once the spare, if there is one, takes no more of the processors."""
@@ -185,6 +185,10 @@ class Workers:
             )
         self._num_started += 1
         return Worker(process=process, number=number)
+
+
+def _modules(uses_inductor: bool) -> Sequence[str]:
+    return (*STEP_MODULES, *(INDUCTOR_MODULES if uses_inductor else ()))
 
 
 def _end(worker: Worker | None) -> None:

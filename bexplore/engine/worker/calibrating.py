@@ -14,10 +14,14 @@ from datetime import UTC, datetime
 import torch
 from torch.nn import functional
 
+from bexplore.engine.protocol.messages import Calibrate, Done
+from bexplore.engine.worker.context import Context, Handlers
+from bexplore.engine.worker.device import take
 from bexplore.engine.worker.steps import synchronize
 from bexplore.estimate.kernels import Attention, Kernel, MatrixProduct, Stream, Work
 from bexplore.estimate.processor import Calibration, TimedKernel, TimedProgram, fit_calibration
 from bexplore.host.machine import num_threads, package_version, processor_name
+from bexplore.host.records import to_record
 from bexplore.job import CompileSettings, Job
 from bexplore.trace.tracer import trace_job
 from bexplore.workloads import build
@@ -37,6 +41,16 @@ class _Case:
     kernel: Kernel
     make: Callable[[], Call]  # operands, and the call on them
     num_bytes: float
+
+
+def handlers(context: Context) -> Handlers:
+    """Return the handler of `Calibrate`."""
+
+    def answer(request: Calibrate) -> Done:
+        found = calibrate(take(request.device), request.seconds_of_each, report=context.report)
+        return Done(values={"calibration": to_record(found)})
+
+    return {Calibrate: answer}
 
 
 def calibrate(device: torch.device, seconds_of_each: float, *, report: Callable[..., None]) -> Calibration:

@@ -242,7 +242,7 @@ class Toolchain:
     def __init__(self, job: Job, *, is_compiled: bool) -> None:
         self._thread: threading.Thread | None = None
         on_cpu = torch.device(job.device).type == "cpu"
-        if on_cpu and is_compiled and job.compile.enabled and job.compile.backend == "inductor":
+        if on_cpu and is_compiled and job.compile.uses_inductor:
             self._thread = threading.Thread(target=_compile_nothing, daemon=True)
             self._thread.start()
 

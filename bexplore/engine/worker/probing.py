@@ -15,7 +15,6 @@ from bexplore.engine.protocol.failures import Failure, classify_exception
 from bexplore.engine.protocol.messages import (
     Answer,
     BuildFake,
-    Calibrate,
     CheckCompiler,
     CheckEagerly,
     CompareEager,
@@ -32,7 +31,6 @@ from bexplore.engine.protocol.messages import (
     TimeLoader,
     TimePasses,
 )
-from bexplore.engine.worker.calibrating import calibrate
 from bexplore.engine.worker.context import Context, Handlers, failed
 from bexplore.engine.worker.device import await_memory, take
 from bexplore.engine.worker.measuring import NotFiniteError, measure
@@ -66,7 +64,6 @@ def handlers(context: Context) -> Handlers:
         ListLoaded: probing.list_loaded,
         BuildFake: probing.build_fake,
         CheckCompiler: probing.check_compiler,
-        Calibrate: probing.calibrate,
     }
 
 
@@ -244,8 +241,3 @@ class _Probing:
         largest = float(torch.compile(lambda x: (x * 2.0 + 1.0).amax())(numbers))
         synchronize(device)
         return Done(values={"is_right": largest == 2047.0})
-
-    def calibrate(self, request: Calibrate) -> Done:
-        """Measure what kernels take on a device."""
-        found = calibrate(take(request.device), request.seconds_of_each, report=self._report)
-        return Done(values={"calibration": to_record(found)})

@@ -44,6 +44,7 @@ _BACKWARD = "_engine_run_backward"
 TRACE_DEVICE_BYTES = 256 * 2**20
 # Requests whose handlers lie apart from those of probes: these import no more than they need.
 _APART = {
+    messages.Calibrate: "calibrating",
     messages.TakeMetrics: "program_metrics",
     messages.FindKernels: "recorded_kernels",
     messages.OpenStore: "ranks",
