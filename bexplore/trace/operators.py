@@ -38,6 +38,9 @@ _HIP_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG", "ROCBLA
 # pytorch#175344 for Blackwell, which 2.11 lacks. The change in 2.13 (pytorch#183923) was not read; it could move two
 # workspaces by 24 MiB each.
 _LARGE_FROM = (((2, 12), (9, 10, 12)), ((0, 0), (9,)))
+# The first torch that frees a workspace after its call, on NVIDIA's devices. Source: the emulated allocator under 2.13
+# and 2.15, and `isCUDABlasWorkspaceCachingEnabled` in aten/src/ATen/cuda/CublasHandlePool.cpp. 2.14 was not run.
+_FREED_FROM = (2, 15)
 
 
 def takes_workspace(operator: Any) -> bool:
@@ -118,6 +121,16 @@ def ctc_outputs(operator: Any, arguments: Any) -> tuple[Any, Any]:
     longest = targets.size(1)
     num_steps, batch = log_probs.shape[:2]
     return (log_probs.new_empty((batch,)), log_probs.new_empty((batch, num_steps, 2 * longest + 1))), None
+
+
+def count_blas_workspaces(*, environment: Mapping[str, str], torch_version: tuple[int, int], is_rocm: bool) -> int:
+    """Return how many workspaces lie in memory at a time: that of a call, or those that two threads keep.
+
+    The calling thread has one, and autograd's thread another.
+    """
+    usual = "1" if is_rocm or torch_version < _FREED_FROM else "0"
+    is_kept = torch_version < _FREED_FROM or environment.get("TORCH_CUBLAS_WORKSPACE_CACHE", usual) == "1"
+    return 2 if is_kept else 1
 
 
 def blas_workspace_bytes(

@@ -40,7 +40,7 @@ from bexplore.trace.fake_build import build_fake
 from bexplore.trace.inductor import Observe
 from bexplore.trace.kernel_shapes import stream_kernel
 from bexplore.trace.operations import Cost
-from bexplore.trace.operators import blas_workspace_bytes
+from bexplore.trace.operators import blas_workspace_bytes, count_blas_workspaces
 from bexplore.trace.passes import (
     PRIMES,
     SMALL_PRIMES,
@@ -310,11 +310,14 @@ def _list_resident(workload: Workload, traced: TracedPass) -> list[Buffer]:
 def _blas_workspaces_bytes() -> int:
     properties = torch.cuda.get_device_properties()
     major, minor, *_ = torch.__version__.split(".")
-    return 2 * blas_workspace_bytes(
+    version = int(major), int(minor)
+    is_rocm = torch.version.hip is not None
+    number = count_blas_workspaces(environment=os.environ, torch_version=version, is_rocm=is_rocm)
+    return number * blas_workspace_bytes(
         capability=(properties.major, properties.minor),
         environment=os.environ,
-        torch_version=(int(major), int(minor)),
-        gcn_architecture=properties.gcnArchName if torch.version.hip else None,
+        torch_version=version,
+        gcn_architecture=properties.gcnArchName if is_rocm else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.trace.operators import blas_workspace_bytes
+from bexplore.trace.operators import blas_workspace_bytes, count_blas_workspaces
 
 MIB = 2**20
 
@@ -44,3 +44,18 @@ def test_on_rocm_it_depends_on_the_architecture_and_has_more_names():
     configured = {"ROCBLAS_WORKSPACE_CONFIG": ":1024:1"}
     assert workspace(gcn_architecture="gfx942", environment=configured) == MIB
     assert workspace(environment=configured) == 32 * MIB
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "is_rocm", "environment", "number"),
+    [
+        ((2, 13), False, {}, 2),
+        ((2, 15), False, {}, 1),
+        ((2, 15), False, {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}, 2),
+        ((2, 15), True, {}, 2),
+        ((2, 15), True, {"TORCH_CUBLAS_WORKSPACE_CACHE": "0"}, 1),
+    ],
+)
+def test_workspaces_are_kept_for_two_threads_or_taken_one_at_a_time(torch_version, is_rocm, environment, number):
+    facts = {"torch_version": torch_version, "is_rocm": is_rocm, "environment": environment}
+    assert count_blas_workspaces(**facts) == number
