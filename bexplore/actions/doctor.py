@@ -28,6 +28,7 @@ from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.engine.process.limits import Limits
 from bexplore.engine.program_client import ask_once, trace_in_worker
+from bexplore.engine.protocol.failures import CACHE_OF_COMPILER, can_compile_in
 from bexplore.engine.protocol.messages import (
     Answer,
     CheckCompiler,
@@ -236,10 +237,11 @@ def _compilers(device_info: dict[str, Any]) -> Iterator[Check]:
     if on_cuda:
         yield _triton()
         yield _launcher()
-    wanted, found = _tool("CXX", "g++", "clang++")
+    wanted, found = _tool("CXX", "g++")
     if found is None:
-        message = f"none of {wanted} is on PATH: torch.compile cannot build for the CPU"
-        yield Check("compiler", Status.WARNING if on_cuda else Status.PROBLEM, message, "apt install g++")
+        message = f"{wanted} is not on PATH: torch.compile cannot build for the CPU"
+        advice = "apt install g++, or name another one: export CXX=clang++"
+        yield Check("compiler", Status.WARNING if on_cuda else Status.PROBLEM, message, advice)
         return
     yield _openmp(found)
 
@@ -343,13 +345,26 @@ def _processor_quota() -> float | None:
 
 
 def _cache() -> Check:
-    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    path = Path(named) if named else Path(tempfile.gettempdir()) / f"torchinductor_{getuser()}"
-    return _has_room("cache", path, "export TORCHINDUCTOR_CACHE_DIR=<a folder with free space>")
+    named = os.environ.get(CACHE_OF_COMPILER)
+    path = Path(named) if named else Path(tempfile.gettempdir()) / f"torchinductor_{_account()}"
+    if not can_compile_in(path):
+        message = f"{path}: torch.compile splits its commands at blanks, and builds nothing there"
+        return Check(
+            "cache", Status.PROBLEM, message, f"export {CACHE_OF_COMPILER}=<a folder without blanks and quotes>"
+        )
+    return _has_room("cache", path, f"export {CACHE_OF_COMPILER}=<a folder with free space>")
+
+
+def _account() -> str:
+    """Return the name of this account, as the compiler has it. Source: torch/_inductor/runtime/cache_dir_utils.py."""
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid_{os.getuid()}"
 
 
 def _has_room(name: str, path: Path, fix: str) -> Check:
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # noqa: PTH110  # of others, too
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass

@@ -52,7 +52,7 @@ from bexplore.command.verdicts import (
 )
 from bexplore.command.watch import Ending, OpenStart, Watch
 from bexplore.config.command import Command
-from bexplore.engine.protocol.failures import describe_exit, full_disk, last_line
+from bexplore.engine.protocol.failures import describe_exit, find_host_error, last_line
 from bexplore.errors import UserProgramError
 from bexplore.host.clocks import SUSPENDED
 from bexplore.host.process_tree import PROBE_MARK
@@ -497,7 +497,7 @@ def count_needed_steps(ranks: Sequence[Rank]) -> int:
 def _check_host(watch: Watch) -> None:
     """Raise an EngineError where a full disk is to blame for the end of a start."""
     told = "\n".join(error["traceback"] for error in watch.reports.errors)
-    error = full_disk(told or last_line(watch.start.log_tail()))
+    error = find_host_error(told or last_line(watch.start.log_tail()))
     if error is not None:
         raise error
 

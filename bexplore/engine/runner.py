@@ -17,6 +17,7 @@ from bexplore.engine.process.limits import STEP_LIMIT_S, Limits, Progress, Stage
 from bexplore.engine.process.pool import Workers, is_worth_keeping, may_go_on, must_replace
 from bexplore.engine.program_client import check_build
 from bexplore.engine.protocol.answers import answers_both, charge_for, make_observation
+from bexplore.engine.protocol.failures import can_compile_in
 from bexplore.engine.protocol.messages import (
     CheckEagerly,
     CompareEager,
@@ -114,6 +115,7 @@ class RunnerSettings:
         is_final = probe.purpose.is_verification and probe.compilation is Compilation.EXACT
         if not self.job.compile.enabled:  # whatever the probe's process is shared with
             probe = dataclasses.replace(probe, compilation=Compilation.EAGER)
+        folder = self.artifacts_dir(probe.micro_batch_size)
         is_kept = self.keeps_artifacts and is_final and self.job.compile.backend == "inductor"
         return kind(
             job=self.job,
@@ -122,7 +124,7 @@ class RunnerSettings:
             budget_bytes=self.budget_bytes,
             pass_budget_s=self.pass_budget_s,
             free_memory_bytes=free_memory_bytes,
-            artifacts_dir=str(self.artifacts_dir(probe.micro_batch_size)) if is_kept else None,
+            artifacts_dir=str(folder) if is_kept and can_compile_in(folder) else None,
             replica_batch_size=self.replica_batch_size,
             largest_size=self.largest_size,
         )

@@ -105,6 +105,21 @@ def test_a_cache_that_cannot_be_written_is_a_problem(monkeypatch, no_worker):
     assert check.status is Status.PROBLEM and "TORCHINDUCTOR_CACHE_DIR" in check.fix
 
 
+def test_a_cache_in_whose_path_is_a_blank_is_a_problem(monkeypatch, no_worker, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "my cache"))
+    check = names(doctor.examine(noise_s=0))["cache"]
+    assert check.status is Status.PROBLEM and "without blanks" in check.fix
+
+
+def test_an_account_without_a_name_has_a_cache(monkeypatch, no_worker):
+    def fail(*_: object) -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(doctor, "getuser", fail)
+    assert f"torchinductor_uid_{os.getuid()}" in names(doctor.examine(noise_s=0))["cache"].message
+
+
 def test_a_job_that_traces_is_ok_and_one_with_a_bug_is_a_problem(tmp_path, monkeypatch, no_worker):
     monkeypatch.chdir(tmp_path)
     good = names(doctor.examine(load_config(job(tmp_path, "perceptron")), noise_s=0))["job"]

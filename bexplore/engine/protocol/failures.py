@@ -9,15 +9,19 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import signal
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bexplore.errors import EngineError, UnusableSizeError, first_line
 from bexplore.host.causes import find_cause, find_place, join_explanation, list_causes
 from bexplore.measurement.probe import Outcome
 
+CACHE_OF_COMPILER = "TORCHINDUCTOR_CACHE_DIR"  # names the folder in which Inductor builds
 # Message fragment -> reason. Matched against `RuntimeError` and what derives from it, so that a user's own text about
 # memory in another exception cannot turn a bug into a size limit. Sources: files of torch 2.13 where nothing else is
 # named.
@@ -120,6 +124,9 @@ _FRAMES = re.compile(r"[\u2500-\u257f\s]+$|[\u256d\u250c].*[\u256e\u2510]$")
 # A full disk, by strerror(3) of ENOSPC and EDQUOT, which programs in any language print; and what is no disk: segments
 # that processes of a loader share, which take memory (torch/csrc/StorageSharing.cpp).
 _FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]")
+# torch/_inductor/exc.py: InvalidCxxCompiler.
+_NO_COMPILER = re.compile(r"InvalidCxxCompiler: (No working C\+\+ compiler found|Compiler: \S+ is not found)")
+_COMPILE_ERROR = "CppCompileError: "  # there, too
 _SHARED_MEMORY = re.compile(r"</torch_|/dev/shm")
 # What stands in a traceback between an exception and what led to it: Lib/traceback.py.
 _CONTINUED = "the above exception"
@@ -323,11 +330,23 @@ def signal_name(return_code: int | None) -> str:
     return known.get(number, f"signal {number}" if return_code is not None and return_code < 0 else "")
 
 
-def full_disk(text: str) -> EngineError | None:
-    """Return the error of the host that a traceback or a last line of output shows; None where no disk was full.
+def find_host_error(text: str) -> EngineError | None:
+    """Return the error of the host that a traceback or a last line of output shows: a full disk, no compiler.
 
-    It is no failure of the user's program: any size would fail, and all go on once there is room.
+    It is no failure of the user's program: any size would fail, and all go on once the host is in order.
     """
+    if _NO_COMPILER.search(text):
+        return EngineError(
+            f"torch.compile needs a C++ compiler, and {os.environ.get('CXX') or 'g++'} is not on PATH",
+            hint="apt install g++, or name another one: export CXX=clang++; a job that trains without torch.compile "
+            "has explore.compile: false",
+        )
+    cache = os.environ.get(CACHE_OF_COMPILER) or tempfile.gettempdir()
+    if _COMPILE_ERROR in text and not can_compile_in(cache):
+        return EngineError(
+            f"torch.compile builds nothing in {cache}: it splits its commands at blanks",
+            hint=f"export {CACHE_OF_COMPILER}=/tmp/torchinductor, or another folder without blanks and quotes",
+        )
     lines = [line.strip() for line in without_logs(text) if _FULL_DISK.search(line) and not _SHARED_MEMORY.search(line)]
     if not lines:
         return None
@@ -336,6 +355,17 @@ def full_disk(text: str) -> EngineError | None:
         hint=f"make room there (temporary files are in {os.environ.get('TMPDIR', '/tmp')}), then run the same command "
         "again: it goes on from here",
     )
+
+
+def can_compile_in(folder: str | Path) -> bool:
+    """Return whether a folder is one word of a shell, as the compiler's commands are split.
+
+    Source: `_run_compile_cmd` in torch/_inductor/cpp_builder.py.
+    """
+    try:
+        return shlex.split(str(folder)) == [str(folder)]
+    except ValueError:  # a single quote
+        return False
 
 
 def describe_exit(return_code: int) -> str:

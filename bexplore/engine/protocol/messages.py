@@ -12,7 +12,7 @@ from enum import StrEnum
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bexplore.engine.protocol.failures import full_disk, last_line
+from bexplore.engine.protocol.failures import find_host_error, last_line
 from bexplore.errors import BexploreError, EngineError, ExitCode, UserInputError, UserProgramError
 from bexplore.host.json_files import parse_json
 from bexplore.host.records import from_record, to_record
@@ -333,7 +333,7 @@ class Failed(Message):
     def check_host(self) -> None:
         """Check that the host is not to blame."""
         text = last_line(self.traceback_text) if self.has_ended else f"{self.traceback_text}\n{self.reason}"
-        error = None if self.outcome is Outcome.OUT_OF_MEMORY else full_disk(text)
+        error = None if self.outcome is Outcome.OUT_OF_MEMORY else find_host_error(text)
         if error is not None:
             raise error
 

@@ -1,4 +1,4 @@
-"""A full disk is a cause of the host: no size and no program is to blame for it."""
+"""A full disk or a compiler that is not there is a cause of the host: no size and no program is to blame for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from bexplore.engine.protocol.failures import classify_exception, full_disk
+from bexplore.engine.protocol.failures import classify_exception, find_host_error
 from bexplore.engine.protocol.messages import Failed
 from bexplore.errors import EngineError, ExitCode
 from bexplore.measurement.probe import Outcome
@@ -47,7 +47,7 @@ def test_a_full_disk_behind_another_exception_is_one_too(number):
         except OSError as error:
             raise RuntimeError("cannot write the cache") from error
     except RuntimeError as error:
-        assert full_disk("".join(traceback.format_exception(error))) is not None
+        assert find_host_error("".join(traceback.format_exception(error))) is not None
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,28 @@ def test_segments_of_a_loader_take_memory_and_no_disk():
     failure = classify_exception(error)
 
     assert failure.outcome is Outcome.OUT_OF_MEMORY
-    assert full_disk(failure.traceback_text) is None
+    assert find_host_error(failure.traceback_text) is None
+
+
+@pytest.mark.promise("a machine without a C++ compiler", "one error of the host; what to install, or to set")
+def test_a_compiler_that_is_not_there_is_told_once_with_what_to_type(monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    text = "InductorError: InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, "
+
+    with pytest.raises(EngineError, match=r"needs a C\+\+ compiler, and g\+\+ is not on PATH") as raised:
+        failed(reason=text).check_host()
+
+    assert "apt install g++" in raised.value.hint and "explore.compile: false" in raised.value.hint
+
+
+@pytest.mark.parametrize("folder", ["/a folder", "/it's", '/"quoted"', "/back\\slash"])
+def test_a_cache_that_the_compilers_command_cannot_name_is_told_with_what_to_type(folder, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder)
+    text = "torch._inductor.exc.InductorError: CppCompileError: C++ compile error"
+
+    with pytest.raises(EngineError, match="builds nothing in") as raised:
+        failed(traceback_text=text).check_host()
+
+    assert "export TORCHINDUCTOR_CACHE_DIR=" in raised.value.hint
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/ünï-c_1.0")
+    failed(traceback_text=text).check_host()
