@@ -189,7 +189,7 @@ def _run(given: list[str], *, as_json: bool) -> None:
         _end("interrupted", "", ExitCode.INTERRUPTED, as_json=as_json)
     except Exception as caught:
         cause = caught.error if isinstance(caught, _Unhandled) else caught
-        if isinstance(cause, BrokenPipeError) and not streams.has_reader(sys.stdout):
+        if isinstance(cause, OSError) and streams.tells_of_no_reader(cause, sys.stdout):
             sys.exit(ExitCode.DONE)
         _fail(_as_own(cause), as_json=as_json)
 

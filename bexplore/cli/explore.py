@@ -29,7 +29,7 @@ from bexplore.cli.options import (
     overrides_of_command,
     refuse_without_command,
 )
-from bexplore.cli.streams import silence, watched_reader
+from bexplore.cli.streams import silence, tells_of_no_reader, watched_reader
 from bexplore.config.config import Config
 from bexplore.config.document import dotted_path
 from bexplore.engine.process.worker_process import is_waiting
@@ -178,7 +178,9 @@ class _Show:
             return
         try:
             write()
-        except BrokenPipeError:
+        except OSError as error:
+            if not tells_of_no_reader(error, sys.stdout):
+                raise
             self._is_read = False
             silence(sys.stdout.fileno())  # Python would write what is left once more at exit
             self._on_reader_gone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
@@ -48,11 +49,11 @@ def finish() -> None:
         silence(sys.stdout.fileno())
 
 
-def has_reader(stream: TextIO) -> bool:
-    """Return whether the pipe or terminal behind a stream has a reader; True for anything else."""
+def tells_of_no_reader(error: OSError, stream: TextIO) -> bool:
+    """Return whether an error is of the stream, because the pipe (EPIPE) or terminal (EIO) behind it has no reader."""
     poll = select.poll()
     poll.register(stream.fileno(), 0)
-    return not poll.poll(0)
+    return error.errno in (errno.EPIPE, errno.EIO) and bool(poll.poll(0))
 
 
 class _LossyStream(io.TextIOWrapper):

@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -580,18 +581,19 @@ def test_why_a_run_is_not_gone_on_from_takes_few_lines():
 @pytest.mark.promise(
     "the reader of an exploration's stdout goes away", "ends in order with what is known, exit code 130"
 )
+@pytest.mark.parametrize("reader", [os.pipe, pty.openpty], ids=["pipe", "terminal"])
 @pytest.mark.parametrize("options", [["--json"], []], ids=["json", "text"])
-def test_a_reader_that_is_gone_ends_the_run_with_what_is_known(job, tmp_path, options):
+def test_a_reader_that_is_gone_ends_the_run_with_what_is_known(job, tmp_path, options, reader):
     path = job("{explore: {max: 60}}", batch="stuck_samples")
     with (tmp_path / "programs.py").open("a") as code:  # at the sizes above the base; the trace's own are larger
         code.write("\n\ndef stuck_samples(count):\n    import time\n    time.sleep(600 if 4 < count < 61 else 0)\n")
         code.write("    return samples(count)\n")
     command = [sys.executable, "-m", "bexplore", "explore", str(path), *options]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if '"recommendation"' in line or line.startswith("BEXP202"):
-            break
-    process.stdout.close()
+    ours, theirs = reader()
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    with os.fdopen(ours) as stdout:
+        next(line for line in stdout if '"recommendation"' in line or line.startswith("BEXP202"))
     process.wait(timeout=60)
 
     (events,) = tmp_path.rglob("events.jsonl")
