@@ -73,6 +73,8 @@ class CommandRunner:
         self._judge = Judge(command=command, candidates=settings.candidates, learned=self._learned)
         self._held: OpenStart | None = None
         self._left: tuple[str, ...] = ()  # of starts that have been ended since the last observation
+        # Of the probe: begun anew after a suspension, whose hours no other probe costs
+        self._stopwatch = Stopwatch()
 
     @property
     def num_replicas(self) -> int | None:
@@ -123,24 +125,28 @@ class CommandRunner:
             UserProgramError: What was asked for cannot be seen, or does not happen, whatever the size.
             KeyboardInterrupt: The exploration was interrupted; nothing of the start is left.
         """
+        self._stopwatch = Stopwatch()
         accumulation = PROBING_ACCUMULATION if self.command.sets_accumulation else None
         if not self.shares_starts or probe.compilation is not Compilation.SHARED or probe.fresh_worker:
-            return self.run(probe, accumulation)
-        stopwatch, limit_s = Stopwatch(), self._learned.pass_limit_s()
+            return self._run_alone(probe, accumulation)
+        limit_s = self._learned.pass_limit_s()
         served, may_serve_others = self._serve(probe, accumulation)
         if served is not None:
             return served
-        observation = self.run(probe, accumulation)
+        observation = self._run_alone(probe, accumulation)
         was_slow = (self._learned.first_pass_s or 0.0) > limit_s  # and was given up for that alone
         self.shares_starts = may_serve_others or was_slow or not observation.is_measured
-        return replace(observation, **stopwatch.times())
+        return observation
 
     def run(self, probe: Probe, accumulation: int | None) -> Observation:
         """Run one probe in a start of its own, with so many micro-batches a step; None leaves them to the command."""
+        self._stopwatch = Stopwatch()
+        return self._run_alone(probe, accumulation)
+
+    def _run_alone(self, probe: Probe, accumulation: int | None) -> Observation:
         self.close()
         if probe.compilation is Compilation.SHARED:
             probe = replace(probe, compilation=Compilation.EXACT)
-        stopwatch = Stopwatch()
         for _ in range(MOST_TRIES):
             opened = self._open(probe, accumulation)
             try:
@@ -149,7 +155,7 @@ class CommandRunner:
                 self._end(opened)
             if not watched.suspended_s:
                 break
-        observation = self._judge.judge(watched, self._make_blank(watched, probe, stopwatch))
+        observation = self._judge.judge(watched, self._make_blank(watched, probe))
         if isinstance(observation, UserProgramError):
             raise observation
         self._learned.limit_samples(observation.max_samples)
@@ -174,7 +180,6 @@ class CommandRunner:
         None where the size needs a start of its own. Its failure says nothing of further starts for several sizes
         where the training had come to its end after other sizes, or a signal ended it.
         """
-        stopwatch = Stopwatch()
         held = self._go_on_with_held(probe, accumulation)
         if held is None:
             capacity = self._learned.choose_capacity(probe.micro_batch_size, self.settings.candidates)
@@ -183,7 +188,7 @@ class CommandRunner:
         observation = None
         try:
             watched = self._watch(held, probe)
-            observation = self._judge_served(watched, probe, stopwatch)
+            observation = self._judge_served(watched, probe)
         finally:
             if observation is None or not observation.is_measured or not held.park():
                 self.close()
@@ -213,7 +218,7 @@ class CommandRunner:
         self._learned.limit_samples(num_samples)
         return True
 
-    def _judge_served(self, watched: Watched, probe: Probe, stopwatch: Stopwatch) -> Observation | None:
+    def _judge_served(self, watched: Watched, probe: Probe) -> Observation | None:
         """Return the observation of a size of a start for several; None where the size needs a start of its own.
 
         A start of its own that would end the same way is a UserProgramError.
@@ -228,7 +233,7 @@ class CommandRunner:
         if capacity is not None and are_cut and not take_capacity(self._learned.sizes, ranks, capacity):
             self.shares_starts = False
             return None
-        observation = self._judge.judge(watched, self._make_blank(watched, probe, stopwatch))
+        observation = self._judge.judge(watched, self._make_blank(watched, probe))
         if not isinstance(observation, UserProgramError):
             return observation
         if (watched.ending in HOPELESS or self._learned.fails_early) and not watched.opened.is_reused:
@@ -341,9 +346,10 @@ class CommandRunner:
             ending = watch.until_end()
         if suspension.seconds:
             self._left = (*self._left, suspended_text(suspension.seconds))
-        self._judge.check_assumed_replicas(watch.reports)
-        if not opened.is_reused and watch.first_pass_s is not None:
+            self._stopwatch = Stopwatch()
+        elif not opened.is_reused and watch.first_pass_s is not None:
             self._learned.note_first_pass(watch.first_pass_s)
+        self._judge.check_assumed_replicas(watch.reports)
         return Watched(
             opened=opened,
             watch=watch,
@@ -353,12 +359,12 @@ class CommandRunner:
             suspended_s=suspension.seconds,
         )
 
-    def _make_blank(self, watched: Watched, probe: Probe, stopwatch: Stopwatch) -> Observation:
+    def _make_blank(self, watched: Watched, probe: Probe) -> Observation:
         left, self._left = self._left, ()
         return Observation(
             probe=probe,
             outcome=Outcome.CRASHED,
-            **stopwatch.times(),
+            **self._stopwatch.times(),
             worker=watched.opened.number,
             memory_budget_bytes=self.settings.memory_limit_bytes,
             warnings=(*watched.warnings, *left),

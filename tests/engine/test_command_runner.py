@@ -538,7 +538,7 @@ def test_a_start_whose_training_was_stopped_for_a_while_is_no_measurement(run_of
         """Stop the first training that steps, and let it go on two seconds later."""
         pids = [int(path.name.rpartition("-")[2]) for path in (tmp_path / "run").rglob("steps-*")]
         if pids and not stopped:
-            stopped.append(pids[0])
+            stopped.append(time.time())
             os.kill(pids[0], signal.SIGSTOP)
             threading.Timer(2.0, os.kill, (pids[0], signal.SIGCONT)).start()
         return False
@@ -548,6 +548,7 @@ def test_a_start_whose_training_was_stopped_for_a_while_is_no_measurement(run_of
     assert observation.is_measured, observation.reason
     assert any("was suspended for" in warning for warning in observation.warnings)
     assert starts(tmp_path / "run") == ["000_size_4", "000_size_4_2"]
+    assert observation.started_at_s > stopped[0]  # the hours of a suspension are no cost of a probe
 
 
 def test_a_command_that_is_not_found_is_refused_with_its_name(run_of):

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from bexplore.host.clocks import LATE_S
 from bexplore.host.machine import available_memory_bytes
 from bexplore.measurement.probe import Observation
 
@@ -121,7 +122,7 @@ class Patience:
         self._limits = limits
         self._processor_time_s = processor_time_s
         self.stage = "start"  # that the worker reported last
-        self._began_s = self._heard_s = time.monotonic()
+        self._began_s = self._heard_s = self._looked_s = time.monotonic()
         self._used_before_s = 0.0
         self._seen = 0.0, 0.0  # seconds of silence when processor time was last compared, and of a processor until then
 
@@ -135,6 +136,9 @@ class Patience:
     def lost(self) -> str:
         """Return why the worker is lost; empty while it is not."""
         now, limit_s = time.monotonic(), self._limits.stage_limit_s(self.stage)
+        unseen_s, self._looked_s = now - self._looked_s, now
+        if unseen_s > LATE_S:  # this process was stopped, and perhaps the worker with it
+            self._began_s, self._heard_s = self._began_s + unseen_s, min(now, self._heard_s + unseen_s)
         silent_s = now - self._heard_s
         if limit_s is not None and silent_s > limit_s and not self._is_starved(silent_s, limit_s):
             return f"no progress in stage '{self.stage}' for {limit_s:.0f} s"

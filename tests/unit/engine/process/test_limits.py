@@ -54,6 +54,27 @@ def test_a_silent_worker_that_computes_has_processor_time(monkeypatch, share, co
     assert now[0] == pytest.approx(is_lost_at_s, abs=11)
 
 
+def test_seconds_in_which_this_process_was_stopped_are_no_silence(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    patience = Patience(Limits(stage_s=100.0, total_s=150.0))
+
+    def wait(seconds: float) -> str:
+        """Look each second, as long as nothing is wrong."""
+        until_s = now[0] + seconds
+        while now[0] < until_s and not patience.lost():
+            now[0] += 1
+        return patience.lost()
+
+    assert wait(60) == ""
+    now[0] += 3600  # Ctrl-Z, and fg an hour later
+    assert wait(35) == ""
+    assert "no progress in stage 'start'" in wait(10)
+    now[0] += 3600
+    patience.heard({"stage": "trace"})  # what lay in its pipe meanwhile
+    assert "not done after 150 s" in wait(60)
+
+
 def test_a_stage_may_take_what_the_trace_says_until_probes_say_more():
     slow, plain = StageLimits(flops_per_sample=1e12), StageLimits()
 
