@@ -78,8 +78,11 @@ class ProbeFolder:
         self.path.chmod(0o700)  # the copy of the file, the environment and what the training prints may hold secrets
         (self.path / "output").mkdir()
         self._make_reports()
-        shutil.copytree(OBSERVER, inject, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copyfile(process_tree.__file__, inject / "bexplore_process_tree.py")
+        # Contents alone: the folders and files of an installed package may be read-only, and these are written.
+        sources = {source.relative_to(OBSERVER): source for source in OBSERVER.rglob("*.py")}
+        for place, source in {**sources, Path("bexplore_process_tree.py"): Path(process_tree.__file__)}.items():
+            (inject / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, inject / place)
         (inject / process_tree.LIFE).touch()
         (inject / "place").write_text(process_tree.read_namespace())
         _compile(inject)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import stat
 import sys
 import time
 from pathlib import Path
@@ -12,7 +14,8 @@ import psutil
 import pytest
 
 from bexplore.command import start as starts
-from bexplore.command.start import DeviceUse, Start
+from bexplore.command.start import DeviceUse, ProbeFolder, Start
+from bexplore.config.command import Command
 from tests.builders import wait_for
 
 SLEEPS = "import time; time.sleep(60)"
@@ -32,6 +35,21 @@ def started(tmp_path: Path):
     yield start
     for one in begun:
         assert one.end() == []
+
+
+@pytest.mark.promise("the installed package is read-only (chmod a-w, a store of packages)", "explored as always")
+def test_what_a_start_is_given_can_be_written_whatever_the_mode_of_the_package(tmp_path, monkeypatch):
+    package = tmp_path / "observer"
+    shutil.copytree(starts.OBSERVER, package)
+    for path in (*package.rglob("*"), package):
+        path.chmod(0o555)
+    monkeypatch.setattr(starts, "OBSERVER", package)
+
+    ProbeFolder(path=tmp_path / "probe").write(Command(argv=("train",)), {}, {})
+
+    written = [path for path in (tmp_path / "probe").rglob("*") if "bexplore_observer" in path.parts]
+    assert len(written) > len(list(package.glob("bexplore_observer/*.py")))
+    assert all(path.stat().st_mode & stat.S_IWUSR for path in written)
 
 
 def test_what_is_no_launcher_is_killed_without_running_on(started, tmp_path):
