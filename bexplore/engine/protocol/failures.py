@@ -127,6 +127,8 @@ _FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|\[Errno (2
 # torch/_inductor/exc.py: InvalidCxxCompiler.
 _NO_COMPILER = re.compile(r"InvalidCxxCompiler: (No working C\+\+ compiler found|Compiler: \S+ is not found)")
 _COMPILE_ERROR = "CppCompileError: "  # there, too
+# What Python says of a path that the system refuses.
+_REFUSED_PATH = re.compile(r"Error: \[Errno \d+\] ([^:\n]+): '([^'\n]+)'")
 _SHARED_MEMORY = re.compile(r"</torch_|/dev/shm")
 # What stands in a traceback between an exception and what led to it: Lib/traceback.py.
 _CONTINUED = "the above exception"
@@ -331,7 +333,7 @@ def signal_name(return_code: int | None) -> str:
 
 
 def find_host_error(text: str) -> EngineError | None:
-    """Return the error of the host that a traceback or a last line of output shows: a full disk, no compiler.
+    """Return the error of the host that a traceback or a last line of output shows: a full disk, no compiler, no cache.
 
     It is no failure of the user's program: any size would fail, and all go on once the host is in order.
     """
@@ -341,20 +343,26 @@ def find_host_error(text: str) -> EngineError | None:
             hint="apt install g++, or name another one: export CXX=clang++; a job that trains without torch.compile "
             "has explore.compile: false",
         )
-    cache = os.environ.get(CACHE_OF_COMPILER) or tempfile.gettempdir()
+    cache = os.environ.get(CACHE_OF_COMPILER) or str(Path(tempfile.gettempdir(), "torchinductor_"))
     if _COMPILE_ERROR in text and not can_compile_in(cache):
         return EngineError(
             f"torch.compile builds nothing in {cache}: it splits its commands at blanks",
             hint=f"export {CACHE_OF_COMPILER}=/tmp/torchinductor, or another folder without blanks and quotes",
         )
     lines = [line.strip() for line in without_logs(text) if _FULL_DISK.search(line) and not _SHARED_MEMORY.search(line)]
-    if not lines:
-        return None
-    return EngineError(
-        f"a disk is full: {first_line(lines[-1])}",
-        hint=f"make room there (temporary files are in {os.environ.get('TMPDIR', '/tmp')}), then run the same command "
-        "again: it goes on from here",
-    )
+    if lines:
+        return EngineError(
+            f"a disk is full: {first_line(lines[-1])}",
+            hint=f"make room there (temporary files are in {os.environ.get('TMPDIR', '/tmp')}), then run the same "
+            "command again: it goes on from here",
+        )
+    for why, path in _REFUSED_PATH.findall(text):
+        if path.startswith(cache):
+            return EngineError(
+                f"the compiler's cache cannot be used: {why}: {path}",
+                hint=f"let it be written, or name another folder: export {CACHE_OF_COMPILER}=/tmp/torchinductor",
+            )
+    return None
 
 
 def can_compile_in(folder: str | Path) -> bool:

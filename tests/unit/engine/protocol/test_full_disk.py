@@ -94,3 +94,15 @@ def test_a_cache_that_the_compilers_command_cannot_name_is_told_with_what_to_typ
     assert "export TORCHINDUCTOR_CACHE_DIR=" in raised.value.hint
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/ünï-c_1.0")
     failed(traceback_text=text).check_host()
+
+
+@pytest.mark.promise("the compiler's cache cannot be written", "one error of the host; what to set")
+def test_a_cache_that_cannot_be_written_is_told_and_no_other_file(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/closed/cache")
+    text = "PermissionError: [Errno 13] Permission denied: '{}/dynamo'"
+
+    with pytest.raises(EngineError, match="cache cannot be used: Permission denied: /closed/cache/dynamo") as raised:
+        failed(traceback_text=text.format("/closed/cache")).check_host()
+
+    assert "export TORCHINDUCTOR_CACHE_DIR=" in raised.value.hint
+    failed(traceback_text=text.format("/data")).check_host()
