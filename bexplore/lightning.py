@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -79,16 +80,17 @@ class MicroBatchSizeFinder(Callback):
                 f"neither the module, its hparams nor the data module has {self._name}",
                 hint="let train_dataloader() use an attribute, and name it: MicroBatchSizeFinder(batch_arg_name=...)",
             )
-        given = read_given_size() or self._explored(trainer)
+        given = read_given_size() or self._explored(trainer, pl_module)
         if given.output_dir is not None:
             _lift_ends(trainer)
         lightning_setattr(pl_module, self._name, given.micro_batch_size)
         if given.accumulation is not None:
             trainer.accumulate_grad_batches = given.accumulation
 
-    def _explored(self, trainer: Trainer) -> GivenSize:
+    def _explored(self, trainer: Trainer, pl_module: LightningModule) -> GivenSize:
         refuse_ranks(trainer.world_size)
-        self.result = explore_program(self._request)
+        what = f"{self._request.what} of {type(pl_module).__qualname__}"
+        self.result = explore_program(replace(self._request, what=what))
         accumulation = self._global_batch_size and find_accumulation(self.result, self._global_batch_size)
         return GivenSize(micro_batch_size=self.result.micro_batch_size or 0, accumulation=accumulation)
 

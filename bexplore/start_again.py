@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,7 +34,6 @@ from bexplore.search.result import ProbeFinished
 
 SIZE, ACCUMULATION, OUTPUT_DIR = "BEXPLORE_MICRO_BATCH_SIZE", "BEXPLORE_ACCUMULATION", "BEXPLORE_OUTPUT_DIR"
 ENDLESS_STEPS = 10**9  # of a probe's training, so that a large size does not end short data before it is timed
-_found: dict[str, RunResult] = {}  # by what explored, in this process: at most one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +82,9 @@ class ProgramRequest:
         return [f"explore.{name}={json.dumps(value)}" for name, value in {**self.settings, **own}.items()]
 
 
+_found: list[tuple[ProgramRequest, RunResult]] = []  # by this process: at most one
+
+
 @contextmanager
 def show_hints() -> Iterator[None]:
     """Add an error's hint, and the training's own traceback, to what Python shows of the error."""
@@ -114,15 +116,25 @@ def read_given_size() -> GivenSize | None:
 @show_hints()
 def explore_program(request: ProgramRequest) -> RunResult:
     """Explore the program that runs here, and show on stderr what is found; once in a process."""
-    if request.what not in _found:
-        if _found:
-            raise UserInputError(
-                f"{request.what} explores after {next(iter(_found))}: a start of this program cannot tell them apart",
-                hint="explore one training of a program, and give the other its size",
-            )
+    if not _found:
         _refuse_ranks()
-        _found[request.what] = _run(request)
-    return _found[request.what]
+        _found.append((request, _run(request)))
+    ((explored, result),) = _found
+    if request != explored:
+        which = "the same with other settings" if request.what == explored.what else explored.what
+        raise UserInputError(
+            f"{request.what} explores after {which}: a start of this program cannot tell them apart",
+            hint="explore one training of a program, and give the other its size",
+        )
+    return result
+
+
+def name_function(function: Callable[..., Any]) -> str:
+    """Return the name of a function and its place, which tell two lambdas apart; of another callable its class."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return type(function).__qualname__
+    return f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
 def find_accumulation(result: RunResult, global_batch_size: int) -> int:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from bexplore.errors import UserInputError
 from bexplore.run.parts.answer import AnswerPart
 from bexplore.run.result import RunResult
-from bexplore.start_again import ENDLESS_STEPS, ProgramRequest, explore_program, read_given_size, show_hints
+from bexplore.start_again import (
+    ENDLESS_STEPS,
+    ProgramRequest,
+    explore_program,
+    name_function,
+    read_given_size,
+    show_hints,
+)
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -47,9 +54,8 @@ def explore(
         )
     given = read_given_size()
     if given is None:
-        return explore_program(
-            ProgramRequest(what="bexplore.transformers.explore", settings=settings, model_dir=model_dir, fresh=fresh)
-        )
+        what = f"bexplore.transformers.explore of {name_function(trainer_factory)}"
+        return explore_program(ProgramRequest(what=what, settings=settings, model_dir=model_dir, fresh=fresh))
     if given.output_dir is None:
         return RunResult(answer=AnswerPart(micro_batch_size=given.micro_batch_size))
     trainer = trainer_factory(given.micro_batch_size)

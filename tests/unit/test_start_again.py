@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import sys
 from argparse import Namespace
 from types import ModuleType
@@ -11,7 +12,7 @@ from bexplore import start_again
 from bexplore.config.load import load_config
 from bexplore.decorator import find_fastest_batch_size
 from bexplore.errors import UserInputError
-from bexplore.start_again import ProgramRequest, explore_program, find_own_command, read_given_size
+from bexplore.start_again import ProgramRequest, explore_program, find_own_command, name_function, read_given_size
 from tests.unit.run.builders import run_result
 
 
@@ -61,11 +62,24 @@ def test_a_given_size_is_taken_and_a_folder_only_where_the_function_has_one(monk
 
 def test_a_program_explores_once(monkeypatch):
     found = run_result(micro_batch_size=8)
-    monkeypatch.setattr(start_again, "_found", {"pretrain": found})
+    monkeypatch.setattr(start_again, "_found", [(ProgramRequest(what="pretrain", settings={"max": 8}), found)])
 
-    assert explore_program(ProgramRequest(what="pretrain", settings={})) is found
-    with pytest.raises(UserInputError, match="tune explores after pretrain"):
-        explore_program(ProgramRequest(what="tune", settings={}))
+    assert explore_program(ProgramRequest(what="pretrain", settings={"max": 8})) is found
+    with pytest.raises(UserInputError, match="tune explores after pretrain: a start"):
+        explore_program(ProgramRequest(what="tune", settings={"max": 8}))
+    with pytest.raises(UserInputError, match="pretrain explores after the same with other settings: a start"):
+        explore_program(ProgramRequest(what="pretrain", settings={"max": 16}))
+
+
+def test_two_factories_of_one_program_are_two_trainings():
+    factories = [
+        lambda size: "pretrain",
+        lambda size: "tune",
+    ]
+
+    names = [name_function(one) for one in (*factories, *factories, functools.partial(print, 1))]
+
+    assert names[:2] == names[2:4] and len(set(names)) == 3
 
 
 def test_an_interactive_session_has_nothing_to_start_again(monkeypatch):
