@@ -181,6 +181,8 @@ def _run(given: list[str], *, as_json: bool) -> None:
             click.echo(hidden(error.traceback_text).rstrip() + "\n", err=True)
         _fail(error, as_json=as_json)
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption) and ";" not in error.message:  # which has its own advice already
+            _tell_where_option_is(error)
         vars(error)["message"] = hidden(error.message)
         error.show()
         _end(error.format_message(), "", ExitCode.USER_INPUT, as_json=as_json)
@@ -192,6 +194,20 @@ def _run(given: list[str], *, as_json: bool) -> None:
         if isinstance(cause, OSError) and streams.tells_of_no_reader(cause, sys.stdout):
             sys.exit(ExitCode.DONE)
         _fail(_as_own(cause), as_json=as_json)
+
+
+def _tell_where_option_is(error: click.NoSuchOption) -> None:
+    """Tell of an option of another command which one has it, in place of one that is spelt alike."""
+    command, option = str(error.ctx.info_name if error.ctx else ""), error.option_name
+    given = {name: cli.get_command(click.Context(cli), name) for name in COMMANDS}
+    having = [name for name, one in given.items() if one and any(option in param.opts for param in one.params)]
+    if (command, option) == ("apply", "--dry-run"):
+        advice = "leave it out: apply shows the change, and asks before it writes"
+    elif having:
+        advice = f"it is one of {', '.join(having)}"
+    else:
+        return
+    vars(error).update(message=f"No such option '{option}' of {command}; {advice}", possibilities=())
 
 
 def _refuse_empty(given: Sequence[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,9 +82,9 @@ class Baseline:
         return from_record(cls, {name: value for name, value in record.items() if name != "format_version"})
 
 
-def read_baseline(path: Path) -> Baseline:
-    """Read a baseline file."""
-    renew = f"write a new one with: bexplore guard CONFIG --baseline {path} --update"
+def read_baseline(path: Path, *, typed: str) -> Baseline:
+    """Read a baseline file; `typed` is the user's configuration with its options, quoted for a shell."""
+    renew = f"write a new one with: bexplore guard {typed} --baseline {shlex.quote(str(path))} --update"
     try:
         record = parse_json(path.read_text())
     except OSError as error:
@@ -100,6 +102,14 @@ def read_baseline(path: Path) -> Baseline:
         return Baseline.from_record(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserInputError(f"{path} is damaged: {error!r}", hint=f"restore the file, or {renew}") from error
+
+
+def check_can_write(path: Path) -> None:
+    """Refuse a baseline file that could not be written, before minutes of work go into it."""
+    above = next(one for one in (path, *path.absolute().parents) if os.access(one, os.F_OK))
+    if path.is_dir() or not (above.is_dir() or above == path) or not os.access(above, os.W_OK, effective_ids=True):
+        what = "it is a folder" if path.is_dir() else f"{above} is a file" if above.is_file() else f"{above} is closed"
+        raise UserInputError(f"the baseline {path} cannot be written: {what}", hint="name a file: `baseline_path=FILE`")
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:

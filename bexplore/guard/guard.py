@@ -16,7 +16,7 @@ from bexplore.engine.program_client import metrics_in_worker
 from bexplore.errors import UserInputError
 from bexplore.exploration.setup import add_loader_lengths
 from bexplore.guard import sizes as neighbours
-from bexplore.guard.baseline import Baseline, read_baseline, write_baseline
+from bexplore.guard.baseline import Baseline, check_can_write, read_baseline, write_baseline
 from bexplore.guard.compare import compare_metrics
 from bexplore.guard.pairs import TIME_LIMIT_S, report_failure, time_in_pairs, watch_processors
 from bexplore.guard.reference import open_reference
@@ -62,6 +62,7 @@ def update_baseline(config: Config, options: GuardOptions) -> Baseline:
     """Write the baseline file of the present program."""
     if options.baseline_path is None:
         raise UserInputError("there is no baseline to write", hint="name its file: `baseline_path=FILE`")
+    check_can_write(options.baseline_path)
     setup, folder = _set_up(config, options)
     wanted = find_guarded(config, options.micro_batch_size, folder)
     observed = observe(config, setup, wanted)
@@ -88,7 +89,7 @@ def guard(config: Config, options: GuardOptions) -> Report:
             hint="name a baseline: `baseline_path=FILE`, or a revision: `against=main`",
         )
     setup, folder = _set_up(config, options)
-    before = read_baseline(options.baseline_path) if options.baseline_path is not None else None
+    before = None if options.baseline_path is None else read_baseline(options.baseline_path, typed=config.typed)
     wanted = _choose_guarded(config, options, before, folder)
     now = observe(config, setup, wanted)
     reports = []

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -242,7 +243,8 @@ def open_run(path: Path) -> Run:
     if not runs:
         is_open = not target.is_dir() or os.access(target, os.R_OK | os.X_OK, effective_ids=True)
         what = "is not a run of bexplore" if is_open else "belongs to another user, who has closed it"
-        raise UserInputError(f"{path} {what}", hint="name a run_<timestamp> folder, or its parent")
+        makes = f"bexplore explore {shlex.quote(str(path))} makes its runs: " if target.is_file() else ""
+        raise UserInputError(f"{path} {what}", hint=f"{makes}name a run_<timestamp> folder, or its parent")
     return runs[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,7 @@ def test_json_that_is_nested_too_deeply_is_an_error_in_one_line(tmp_path, text):
         parse_json(text)
     with pytest.raises(ValueError):
         receive(Pipe(text.encode()), FROM_WORKER)
-    for read in (read_json, read_baseline, lambda file: Journal(file).read()):
+    for read in (read_json, partial(read_baseline, typed="job.yaml"), lambda file: Journal(file).read()):
         with pytest.raises(BexploreError) as raised:
             read(path)
         assert "\n" not in raised.value.message

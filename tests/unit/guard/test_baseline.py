@@ -22,7 +22,7 @@ def test_a_baseline_is_read_as_it_was_written_and_is_readable(tmp_path):
 
     write_baseline(path, written)
 
-    assert read_baseline(path) == written
+    assert read_baseline(path, typed="job.yaml") == written
     assert '"Call to print": "2 model.py:12"' in path.read_text()
     assert '"flops": [0, 5000, 0]' in path.read_text()
 
@@ -45,7 +45,7 @@ def test_a_file_that_is_no_baseline_is_the_users_input(tmp_path, text, told):
         path.write_text(text)
 
     with pytest.raises(UserInputError, match=told) as raised:
-        read_baseline(path)
+        read_baseline(path, typed="job.yaml")
     assert "--update" in raised.value.hint
 
 
@@ -66,7 +66,7 @@ def test_a_damaged_value_is_told_when_the_file_is_read(tmp_path, damage):
     path.write_text(json.dumps(baseline().as_record() | damage))
 
     with pytest.raises(UserInputError, match="damaged"):
-        read_baseline(path)
+        read_baseline(path, typed="job.yaml")
 
 
 def test_a_baseline_that_cannot_be_written_is_told(tmp_path):

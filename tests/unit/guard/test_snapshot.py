@@ -94,6 +94,6 @@ def test_a_baseline_keeps_settings_and_mentions_none_it_has_not(tmp_path):
     with_settings, without = baseline(settings=FULL), baseline()
 
     write_baseline(path, with_settings)
-    assert read_baseline(path) == with_settings
+    assert read_baseline(path, typed="job.yaml") == with_settings
     assert "settings" not in without.as_record()
     assert Baseline.from_record(without.as_record()) == without
