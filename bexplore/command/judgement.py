@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import signal
 import statistics
 import sys
@@ -296,7 +297,7 @@ class Judge:
             hint = self.suggest_by_hand(watched.opened.capacity or size)
             if _NO_TORCH in log:  # bexplore was called by its path, and the shell's own Python is another
                 hint = (
-                    f"its Python has no torch; bexplore's has: write {sys.executable} in its place, or activate that "
+                    f"its Python has no torch; bexplore's has: write {shlex.quote(sys.executable)} in its place, or activate that "
                     "environment first"
                 )
             return UserProgramError(
