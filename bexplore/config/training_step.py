@@ -26,8 +26,8 @@ class TrainingStep(Protocol):
 
     Two more members are optional:
 
-    * `optimizers`: a `torch.optim.Optimizer`, or an iterable or mapping of those that `update` steps. With them the
-      names of their classes and the memory of their states are reported.
+    * `optimizers`: a `torch.optim.Optimizer`, or an iterable or mapping of those that `update` steps; without it those
+      among the attributes. The names of their classes and the memory of their states are reported.
     * `evaluate(self, batch) -> torch.Tensor`: the loss without gradients, scalar. An evaluation job runs it, and needs
       neither `forward_backward` nor `update`.
 

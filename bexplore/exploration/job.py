@@ -384,7 +384,7 @@ class JobExploration(Exploration):
             reason=held.why_untraced,
             memory_budget_bytes=budget.budget_bytes,
             why_budget=budget.why,
-            warnings=budget.warnings,
+            warnings=(*budget.warnings, *(held.cost_model.growing if held.cost_model else ())),
             variants=tuple(self._traced_settings(budget)),
             left_out=self.selection.left_out,
         )

@@ -95,7 +95,7 @@ def trace_record(
         "reserved_over_peak": ratio,
         "measured_at": list(cost_model.measured_at) or None,
         **({} if cost_model.has_operations else {"flops_per_sample": None, "hardware_flops_per_sample": None}),
-        "notes": list(cost_model.notes),
+        "notes": [*cost_model.notes, *cost_model.growing],
     }
 
 

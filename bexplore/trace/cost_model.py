@@ -247,6 +247,7 @@ class CostModel:
         device_name: Name of the accelerator by its driver; empty for the CPU's program.
         compiler: Versions that made the program, such as `torch 2.13.0`.
         notes: Lines that qualify the numbers.
+        growing: What a step of the user's own keeps more of after each step, a line each.
         unknown: Share of all bytes moved, by name, of each operator whose operations are not known and count as 0.
         num_blocks: Length of each run of identical blocks in the model; 0 without a run, and if lengths differ.
         small: The same step as it is compiled for small sizes, where the compiler's choice of what to keep for the
@@ -276,6 +277,7 @@ class CostModel:
     update_kernels: tuple[TracedKernel, ...] = ()
     update_dispatches: Mapping[Dispatch, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    growing: tuple[str, ...] = ()
     unknown: Mapping[str, float] = field(default_factory=dict)
     num_blocks: int = 0
     small: CostModel | None = None

@@ -278,8 +278,9 @@ class LifetimeMode(CompilableMode):
     Args:
         scalar: Value that reading a number out of a fake tensor gives; None reads a floating-point one as 1, and
             others as `values` has them. An optimizer reads its step count, which changes no size; nor does a loss or a
-            scale.
-        values: What the program reads in a pass of real tensors.
+            scale. An update that reads a truth value, as that of L-BFGS and one that looks for NaN, reads all others
+            as `values` has them.
+        values: What the program reads in a pass, or in an update, of real tensors.
     """
 
     def __init__(
@@ -312,13 +313,16 @@ class LifetimeMode(CompilableMode):
         return result
 
     def _read(self, tensor: torch.Tensor) -> Any:
+        values = self._values
+        if values is not None and values.tells_all(tensor):
+            return values.ask_number("number", self._tracker.probe_batch)
         if self._scalar is not None:
             return self._scalar
         if tensor.is_floating_point():
             return 1.0
-        if self._values is None or not isinstance(tensor, FakeTensor):
+        if values is None or not isinstance(tensor, FakeTensor):
             return None
-        return self._values.ask_number("number", self._tracker.probe_batch)
+        return values.ask_number("number", self._tracker.probe_batch)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, torch.Tensor | None]:
         """Return the result of an operator, and what it allocates for itself meanwhile."""

@@ -89,6 +89,20 @@ class SmallSizes:
         self.fixed |= {size for size in found if size % probe_batch}
 
 
+# Bytes that a step of the user's own keeps beside weights, gradients and states, by the attribute that holds them.
+Lasting = dict[str, Polynomial]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedUpdate:
+    """The second of two updates."""
+
+    state_bytes: int  # of the optimizers
+    events: list[Event]  # memory events
+    costs: list[Cost]
+    lasting: tuple[Lasting, Lasting]  # as of `TracedPass`, after each of the updates
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedPass:
     """The second of two accumulation passes."""
@@ -99,6 +113,8 @@ class TracedPass:
     trained: frozenset[int]  # identities of the parameters that got a gradient
     batch_size: Polynomial  # bytes of the batch
     accumulated: Polynomial  # bytes of the gradients of the first pass, as they lie between the passes
+    batch: Any  # the batch, so that what a step keeps of it is known
+    lasting: tuple[Lasting, Lasting]  # what a step of the user's own keeps after each of the passes
     num_graphs: int  # compiled graphs that ran; a forward and a backward graph unless there are graph breaks
     # What an activation memory budget keeps in a truncated model; None where there is nothing to choose
     choice: BudgetChoice | None = None
@@ -181,12 +197,14 @@ def _trace_pass(
         workload.forward_backward(batch, synchronize=not workload.job.parallelism.synchronizes_last)
         gc.collect()  # what the compiler leaves in cycles is no memory of the passes
         accumulated = tracker.alive() - before
+        lasting = _find_lasting(workload, tracker, batch)
         graphs.clear()
         if values is not None:
             values.start_pass()
         with tracker.record():
             workload.forward_backward(batch)
         trained = frozenset(id(parameter) for parameter in parameters if parameter.grad is not None)
+        lasting_later = _find_lasting(workload, tracker, batch)
         for parameter in parameters:
             parameter.grad = None
     if small is not None:
@@ -198,6 +216,8 @@ def _trace_pass(
         trained=trained,
         batch_size=batch_size,
         accumulated=accumulated,
+        batch=batch,
+        lasting=(lasting, lasting_later),
         num_graphs=len(graphs),
         choice=choice,
     )
@@ -211,27 +231,72 @@ def _compare_orders(small: SmallSizes | None, probe_batch: int) -> contextlib.Ab
     )
 
 
+def _find_lasting(workload: Workload, tracker: LifetimeTracker, batch: Any) -> Lasting:
+    parameters = [parameter for module in list_modules(workload) for parameter in module.parameters()]
+    buffers = [buffer for module in list_modules(workload) for buffer in module.buffers()]
+    known = [*parameters, *(one.grad for one in parameters), *buffers, *_list_states(workload), *tree_leaves(batch)]
+    counted = {storage_key(local(one)) for one in known if isinstance(one, torch.Tensor)}
+    found: Lasting = {}
+    for name, tensor in workload.find_lasting():
+        key = storage_key(local(tensor))
+        if key not in counted:
+            counted.add(key)
+            found[name] = found.get(name, NOTHING) + tracker.size_of(local(tensor))
+    return found
+
+
+def _list_states(workload: Workload) -> list[torch.Tensor]:
+    leaves = [leaf for optimizer in workload.optimizers for leaf in tree_leaves(dict(optimizer.state))]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
 def trace_update(
-    workload: Workload, trained: list[torch.Tensor], fake_mode: Any, probe_batch: int
-) -> tuple[int, list[Event], list[Cost]]:
-    """Run the update on fake gradients, after one that makes the states; return their bytes, its events and costs."""
+    workload: Workload,
+    trained: list[torch.Tensor],
+    fake_mode: Any,
+    probe_batch: int,
+    *,
+    batch: Any = (),
+    values: RealValues | None = None,
+) -> TracedUpdate:
+    """Run the update on fake gradients, after one that makes the states.
+
+    Args:
+        batch: That of the passes.
+        values: What real updates read.
+    """
+    if values is not None and values.is_unavailable:
+        for optimizer in workload.optimizers:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise TraceError(
+                    "torch.optim.LBFGS chooses its evaluations by values, and no real update can show them here.",
+                    hint=WITHOUT_TRACE,
+                )
     tracker = LifetimeTracker(probe_batch)
     with (
         fake_mode,
-        LifetimeMode(tracker, scalar=1),
+        LifetimeMode(tracker, scalar=1, values=values),
         use_foreach_kernels(),
         never_skip_updates(),
         wrap_shape_inference(tracker.paused),
         _use_own_parts(workload, trained) as trained,
     ):
+        if values is not None:
+            values.start_pass()
         _set_gradients(trained)
         _make_states(workload)
+        lasting = _find_lasting(workload, tracker, batch)
         _set_gradients(trained)
-        states = [leaf for optimizer in workload.optimizers for leaf in tree_leaves(dict(optimizer.state))]
-        tensors = [leaf for leaf in states if isinstance(leaf, torch.Tensor)]
+        state_bytes = storage_bytes(_list_states(workload))
         with tracker.record(Phase.UPDATE):
             workload.update()
-    return storage_bytes(tensors), tracker.events[Phase.UPDATE], tracker.costs
+        lasting_later = _find_lasting(workload, tracker, batch)
+    return TracedUpdate(
+        state_bytes=state_bytes,
+        events=tracker.events[Phase.UPDATE],
+        costs=tracker.costs,
+        lasting=(lasting, lasting_later),
+    )
 
 
 @contextlib.contextmanager

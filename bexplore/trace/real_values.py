@@ -56,14 +56,20 @@ Reads = dict[Place, list[Any]]  # what is read at each, in order
 
 
 class ValuesNeededError(Exception):
-    """A fake pass came to a value that no real pass has shown yet."""
+    """A fake pass or update came to a value that no real one has shown yet."""
+
+    def __init__(self, values: RealValues) -> None:
+        super().__init__()
+        self.values = values
 
 
 class RealValues:
-    """What the real passes have read, for one fake pass after another."""
+    """What the real passes have read, for one fake pass after another; or what two updates have read."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, of_updates: bool = False) -> None:
         self._job = job
+        self.of_updates = of_updates
+        self.is_unavailable = False  # whether no real update can show them: a number is then read as 1, as a rule
         self._reads: list[Reads] = []
         self._asked: Counter[Place] = Counter()
 
@@ -74,7 +80,16 @@ class RealValues:
 
     def observe(self) -> None:
         """Run the real passes; what they raise is the user's."""
-        self._reads = [_run_real(self._job, size) for size in REAL_SIZES]
+        try:
+            self._reads = [_run_real(self._job, size, of_updates=self.of_updates) for size in REAL_SIZES]
+        except TraceError:
+            if not self.of_updates:
+                raise
+            self.is_unavailable = True
+
+    def tells_all(self, tensor: torch.Tensor) -> bool:
+        """Return whether a number of an update is as a real one has it: from the first truth value on that is read."""
+        return self.of_updates and not self.is_unavailable and (self.is_known or tensor.dtype is torch.bool)
 
     def start_pass(self) -> None:
         """Begin with the first value of each line."""
@@ -83,7 +98,7 @@ class RealValues:
     def ask(self, kind: str) -> list[Any]:
         """Return what the line that runs now has read in each of the real passes."""
         if not self._reads:
-            raise ValuesNeededError
+            raise ValuesNeededError(self)
         place = _find_line(kind)
         number = self._asked[place]
         self._asked[place] += 1
@@ -114,24 +129,27 @@ def grow(first: int, second: int, probe_batch: int) -> int:
     return (round(each) if each >= 1 else math.ceil(each)) * probe_batch**power
 
 
-def _run_real(job: Job, micro_batch_size: int) -> Reads:
-    """Return what a pass reads."""
+def _run_real(job: Job, micro_batch_size: int, *, of_updates: bool) -> Reads:
+    """Return what a pass reads, or what two updates read that each follow one."""
     if job.parallelism.is_distributed:
         raise TraceError("A size or a branch depends on the values of the data, on several ranks.", hint=WITHOUT_TRACE)
     precision = Precision.AUTOCAST_BFLOAT16 if job.precision is Precision.AUTOCAST_FLOAT16 else job.precision
     job = dataclasses.replace(job, device="cpu", precision=precision, compile=CompileSettings(enabled=False))
     workload = build(job)
     weights = storage_bytes(one for module in workload.compiled_modules for one in module.parameters())
-    if _COPIES * weights > available_memory_bytes():
+    copies = _COPIES + sum(2 * one.defaults.get("history_size", 0) for one in workload.optimizers)
+    if copies * weights > available_memory_bytes():
         raise TraceError(
             "A size or a branch depends on the values of the data, and a pass on the CPU, which would show them, "
-            f"needs {_COPIES} times {weights / 1e9:.1f} GB of memory.",
+            f"needs {copies} times {weights / 1e9:.1f} GB of memory.",
             hint=WITHOUT_TRACE,
         )
     batch = workload.make_batch(micro_batch_size)
-    recorder = _Recorder()
-    with recorder, _report_lists(recorder.read_list):
-        workload.forward_backward(batch)
+    recorder, bounded = _Recorder(), _Recorder()
+    parts = [(bounded, lambda: workload.forward_backward(batch)), (recorder, workload.update)] * 2
+    for own, run in parts if of_updates else [(recorder, lambda: workload.forward_backward(batch))]:
+        with own, _report_lists(own.read_list):
+            run()
     return recorder.reads
 
 

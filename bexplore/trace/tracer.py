@@ -47,6 +47,7 @@ from bexplore.trace.passes import (
     SMALLEST_PRIMES,
     SmallSizes,
     TracedPass,
+    TracedUpdate,
     choose_probe_batch,
     is_compiled,
     list_modules,
@@ -57,6 +58,7 @@ from bexplore.trace.passes import (
 from bexplore.trace.real_values import RealValues, ValuesNeededError
 from bexplore.trace.repeated_blocks import KEPT_BLOCKS, Repeat, find_repeats, inner_blocks, lengthen
 from bexplore.trace.torch_private import storage_bytes
+from bexplore.units import format_bytes
 from bexplore.workloads import Workload
 
 # Standard deviations of the relative error of the memory. Source: benchmarks/results/trace.md, rounded up.
@@ -72,6 +74,8 @@ _SD_ON_CUDA = 0.1
 # error that remains is below the standard deviation.
 _WORTH_A_TRACE = 0.01
 _OBJECTS_BETWEEN_COLLECTIONS = 200_000  # Python has 700
+
+Values = tuple[RealValues, RealValues]  # those of passes, and of updates
 
 
 def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = None, why_cpu: str = "") -> CostModel:
@@ -90,7 +94,7 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
     local_job, notes = _move_to_this_machine(job, why_cpu)
     try:
         with _collect_seldom(), _use_meshes(local_job):
-            values, small = RealValues(local_job), SmallSizes()
+            values, small = (RealValues(local_job), RealValues(local_job, of_updates=True)), SmallSizes()
             model = _trace(local_job, full_depth, observe, PRIMES, values, small)
             model = _add_small(local_job, full_depth, model, values, small)
     except UserProgramError as error:
@@ -143,7 +147,7 @@ def _move_to_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
     return dataclasses.replace(job, device="cpu", precision=precision), [note]
 
 
-def _add_small(job: Job, full_depth: bool, model: CostModel, values: RealValues, known: SmallSizes) -> CostModel:
+def _add_small(job: Job, full_depth: bool, model: CostModel, values: Values, known: SmallSizes) -> CostModel:
     """Add the memory of small sizes, where what the compiler keeps, or the order of its operators, depends on them."""
     if not is_compiled(job):
         return model
@@ -164,14 +168,14 @@ def _trace(
     full_depth: bool,
     observe: Observe | None,
     primes: Sequence[int],
-    values: RealValues,
+    values: Values,
     known: SmallSizes,
 ) -> CostModel:
-    try:
-        return _trace_with(job, full_depth, observe, primes, values, known)
-    except ValuesNeededError:
-        values.observe()
-        return _trace_with(job, full_depth, observe, primes, values, known)
+    while True:
+        try:
+            return _trace_with(job, full_depth, observe, primes, values, known)
+        except ValuesNeededError as needed:  # once of the passes, and once of the updates
+            needed.values.observe()
 
 
 def _trace_with(
@@ -179,9 +183,10 @@ def _trace_with(
     full_depth: bool,
     observe: Observe | None,
     primes: Sequence[int],
-    values: RealValues,
+    values: Values,
     known: SmallSizes,
 ) -> CostModel:
+    of_passes, of_updates = values
     workload, fake_mode = build_fake(job)
     probe_batch = choose_probe_batch(workload, fake_mode, primes, known.fixed)
     # Of a CUDA device memory is not known well enough for the order of operators to count.
@@ -192,7 +197,7 @@ def _trace_with(
     are_steady = not workload.is_compiled_by_block and not job.parallelism.is_replicated_only
     truncates = is_compiled(job) and not full_depth and are_steady
     repeats = [repeat for module in list_modules(workload) if truncates for repeat in find_repeats(module)]
-    traced, missing = _trace_steady(workload, fake_mode, probe_batch, repeats, observe, values, small)
+    traced, missing = _trace_steady(workload, fake_mode, probe_batch, repeats, observe, of_passes, small)
     parameters = unique(parameter for module in list_modules(workload) for parameter in module.parameters())
     events = traced.events
     for repeat, times in missing.items():
@@ -200,6 +205,7 @@ def _trace_with(
         for block, number in times.items():
             events = lengthen(repeat, events, gradient_bytes, block, number)
     resident, update = _list_resident(workload, traced), Cost()
+    growing: tuple[str, ...] = ()
     if job.mode is Mode.TRAIN:
         trained = _find_trained(parameters, repeats, traced.trained)
         own, before_pass, before_update = gradient_memory(
@@ -208,12 +214,14 @@ def _trace_with(
             bucket_bytes=workload.bucket_bytes,
             accumulated=traced.accumulated,
         )
-        state_bytes, of_update, costs = trace_update(workload, trained, fake_mode, probe_batch)
-        update = _sum_costs(costs, {})
-        resident += [*own, Buffer(label="optimizer states", size=Polynomial(state_bytes))]
+        updated = trace_update(workload, trained, fake_mode, probe_batch, batch=traced.batch, values=of_updates)
+        update = _sum_costs(updated.costs, {})
+        resident += [*own, Buffer(label="optimizer states", size=Polynomial(updated.state_bytes))]
+        resident += _list_lasting(traced, updated)
+        growing = _find_growing(traced, updated)
         events = events | {
             Phase.FORWARD: [*before_pass, *events[Phase.FORWARD]],
-            Phase.UPDATE: [*before_update, *of_update],
+            Phase.UPDATE: [*before_update, *updated.events],
         }
     else:
         # A model of forces has a gradient within its forward pass.
@@ -243,6 +251,7 @@ def _trace_with(
             *_list_notes(job, traced, len(workload.compiled_modules) if workload.is_compiled_by_block else 1),
             *describe_unknown(unknown),
         ),
+        growing=growing,
         num_blocks=_count_blocks(workload, repeats, missing),
     )
 
@@ -305,6 +314,34 @@ def _list_resident(workload: Workload, traced: TracedPass) -> list[Buffer]:
     if torch.device(workload.job.device).type == "cuda":
         resident.append(Buffer(label="cuBLAS workspaces", size=Polynomial(_blas_workspaces_bytes())))
     return resident
+
+
+def _list_lasting(traced: TracedPass, updated: TracedUpdate) -> list[Buffer]:
+    """Return what a step of the user's own keeps after the first pass, or after the first update where that is more."""
+    first, later = traced.lasting[0], updated.lasting[0]
+    largest = {
+        name: max(first.get(name, NOTHING), later.get(name, NOTHING), key=_typical) for name in {**first, **later}
+    }
+    return [Buffer(label=f"{name} of the step", size=size) for name, size in largest.items()]
+
+
+def _find_growing(traced: TracedPass, updated: TracedUpdate) -> tuple[str, ...]:
+    """Return a line for each attribute of a step whose tensors are more after each step; not what an update clears."""
+    lines = []
+    for name, last in updated.lasting[1].items():
+        first, second, before_last = (one.get(name, NOTHING) for one in (*traced.lasting, updated.lasting[0]))
+        of_pass, of_update = _typical(second - first), _typical(last - before_last)
+        grown = max(0.0, of_update) + (max(0.0, of_pass) if _typical(before_last) >= _typical(second) else 0.0)
+        if grown:
+            lines.append(
+                f"{name} of the step grows by {format_bytes(grown)} with each pass and update of {TYPICAL_SIZE} "
+                "samples: memory is that of the first steps; what is full at some time, fill where the step is made"
+            )
+    return tuple(lines)
+
+
+def _typical(size: Polynomial) -> float:
+    return size(TYPICAL_SIZE)
 
 
 def _blas_workspaces_bytes() -> int:

@@ -20,7 +20,9 @@ from bexplore.errors import UserInputError, check_keys, require
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads.batches import UserBatches
 from bexplore.workloads.import_path import UserCallable, check_call, check_calls, load_callables
+from bexplore.workloads.lasting import fill_histories, find_lasting
 from bexplore.workloads.modules import creation_device, place
+from bexplore.workloads.torch_private import tree_leaves
 from bexplore.workloads.workload import Batch, Workload, assemble
 
 _PATHS = ("model", "batch", "loss", "loader", "samples_of")
@@ -233,6 +235,8 @@ def _build_step(job: Job) -> Workload:
     make_batch = _make_longest(job, callables.get("batch") or step.make_batch)
     batches = UserBatches.of(make_batch, callables.get("samples_of"), seed=job.seed, device=device)
     training = job.mode is Mode.TRAIN
+    optimizers = _list_optimizers(step) if training else []
+    fill_histories(optimizers)
     return Workload(
         job=job,
         loss_module=None,
@@ -240,14 +244,21 @@ def _build_step(job: Job) -> Workload:
         make_batch=batches.make,
         forward_backward=_training_pass(step) if training else _evaluation_pass(step),
         update=step.update if training else _do_nothing,
-        optimizers=_list_members(getattr(step, "optimizers", ()), torch.optim.Optimizer, "optimizers")
-        if training
-        else [],
+        optimizers=optimizers,
         batch_dimensions=batches.layout.dimensions,
         samples_are_seen=batches.layout.is_seen,
         make_other_batch=batches.make_other,
         make_batch_of_length=None if job.lengths is None else functools.partial(_make_of_length, job, batches),
+        find_lasting=lambda: ((name, one) for name, one in find_lasting(step) if one.device.type == device.type),
     )
+
+
+def _list_optimizers(step: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that a step names, else those among its attributes."""
+    if hasattr(step, "optimizers"):
+        return _list_members(step.optimizers, torch.optim.Optimizer, "optimizers")
+    held = (leaf for leaf in tree_leaves(getattr(step, "__dict__", {})) if isinstance(leaf, torch.optim.Optimizer))
+    return list(dict.fromkeys(held))
 
 
 def _mesh(job: Job) -> dict[str, Any]:

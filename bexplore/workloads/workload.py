@@ -165,6 +165,8 @@ class Workload:
     # all have one length.
     make_batch_of_length: Callable[[int, int], Batch] | None = None
     bucket_bytes: int = 0  # bytes of gradient buckets, which no tensor of the modules shows
+    # What a step of the user's own holds beside weights: attribute and tensor; weights and states may be among them
+    find_lasting: Callable[[], Iterable[tuple[str, torch.Tensor]]] = tuple
     # Whether `compiled_modules` are the blocks of a model, and what is between them runs eagerly.
     is_compiled_by_block: bool = False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -351,3 +353,101 @@ class Speech(_Base):
 
 def utterances(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(micro_batch_size, LENGTH, WIDTH), torch.randint(1, 10, (micro_batch_size, 12))
+
+
+class _Step:
+    """A step of the user's own, whose loss is that of `Deep`."""
+
+    def __init__(self) -> None:
+        self.modules = [Deep()]
+        self.optimizer = torch.optim.SGD(self.modules[0].parameters(), lr=0.1)
+
+    def make_batch(self, micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return samples(micro_batch_size)
+
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor], loss_scale: float = 1.0) -> torch.Tensor:
+        loss = self.modules[0](*batch)
+        (loss * loss_scale).backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class ByHistory(_Step):
+    """L-BFGS, which evaluates its loss within an update."""
+
+    def __init__(self, line_search: str | None = None) -> None:
+        super().__init__()
+        self.optimizer = torch.optim.LBFGS(
+            self.modules[0].parameters(), lr=0.01, max_iter=3, history_size=12, line_search_fn=line_search
+        )
+
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor], loss_scale: float = 1.0) -> torch.Tensor:
+        self.batch = batch
+        return super().forward_backward(batch, loss_scale)
+
+    def update(self) -> None:
+        def evaluate() -> torch.Tensor:
+            self.optimizer.zero_grad()
+            return super(ByHistory, self).forward_backward(self.batch)
+
+        self.optimizer.step(evaluate)
+        self.optimizer.zero_grad()
+
+
+class Averaging(_Step):
+    """Averages its weights: in a model that no attribute `modules` names, or in tensors that its first update makes."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.average = copy.deepcopy(self.modules[0]) if way == "model" else {}
+
+    def update(self) -> None:
+        super().update()
+        new = dict(self.modules[0].named_parameters())
+        if self.way == "model":
+            average = dict(self.average.named_parameters())
+        else:
+            average = self.average = self.average or {name: one.detach().clone() for name, one in new.items()}
+        with torch.no_grad():
+            for name, one in new.items():
+                average[name].lerp_(one, 0.1)
+
+
+class Carrying(_Step):
+    """Carries what it made of a batch to the next pass."""
+
+    carried: torch.Tensor | None = None
+
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor], loss_scale: float = 1.0) -> torch.Tensor:
+        made = batch[0].repeat(1, 1, 8)
+        self.carried = made if self.carried is None else made + self.carried
+        return super().forward_backward(batch, loss_scale)
+
+
+class Replaying(_Step):
+    """Keeps all that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor], loss_scale: float = 1.0) -> torch.Tensor:
+        self.seen.append(batch[0] * 2)
+        return super().forward_backward(batch, loss_scale)
+
+
+class Refusing(_Step):
+    """Updates nothing where a loss is not a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = torch.optim.AdamW(self.modules[0].parameters())
+
+    def update(self) -> None:
+        if torch.isnan(self.modules[0].first.weight.grad).any():
+            return
+        super().update()

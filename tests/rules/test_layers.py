@@ -29,7 +29,7 @@ ORDER = {
     "json_schema hydra_tree training_script starter load",
     "config.training_script": "source parameters fields declared help_text places fixed calls notebook",
     "config.dialects.cerebras": "section decoders encoders layout",
-    "workloads": "torch_private modules import_path parallel workload batches loader decoder hf imported",
+    "workloads": "torch_private lasting modules import_path parallel workload batches loader decoder hf imported",
     "trace": "torch_private cost_model communication measured absent_gpu cache kernel_shapes operations recorded "
     "convolutions operators fake_operators real_values lifetimes inductor repeated_blocks activation_budget fake_build "
     "passes program_metrics pass_times tracer",

@@ -131,13 +131,14 @@ def _watch_step(session: Session, batch: Batch, alive: Mapping[int, int]) -> dic
 
 def _list_resident(session: Session, batch: Batch) -> tuple[dict[str, int], dict[int, int]]:
     """Return the bytes that are alive before a step by their kind, and of each storage by its address."""
-    parameters, buffers, states, _ = session.steps.alive()
+    parameters, buffers, states, lasting, _ = session.steps.alive()
     kinds = {
         "weights": parameters,
         "buffers": buffers,
         "gradients": [parameter.grad for parameter in parameters],
         "optimizer states": states,
         "batch": batch,
+        "kept by the step": lasting,
     }
     known: dict[int, int] = {}
     sizes = {}

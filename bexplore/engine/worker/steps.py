@@ -341,7 +341,8 @@ class Steps:
         modules = [m for m in [self._workload.loss_module, *self._workload.compiled_modules] if m is not None]
         buffers = [b for module in modules for b in module.buffers()]
         states = [optimizer.state for optimizer in self._workload.optimizers]
-        return [self.parameters(), buffers, [list(s.values()) for s in states], batch]
+        lasting = [tensor for _, tensor in self._workload.find_lasting()]
+        return [self.parameters(), buffers, [list(s.values()) for s in states], lasting, batch]
 
     def live_bytes(self, batch: Batch = ()) -> int:
         """Return the bytes of the distinct storages of `alive`, and of gradient buckets."""

@@ -48,6 +48,11 @@ def compiled_trace(full_depth: bool) -> CostModel:
     return trace_job(own_job("Deep"), full_depth=full_depth)
 
 
+def own_step(step: str, **arguments: str) -> Job:
+    model = {"step": f"traced_programs:{step}", "arguments": arguments}
+    return Job(workload="imported", model=model, import_root=str(JOBS), compile=EAGER)
+
+
 def measured_peak(job: Job, micro_batch_size: int) -> int:
     workload = build(job)
     batch = workload.make_batch(micro_batch_size)
@@ -111,6 +116,42 @@ def test_the_peak_of_an_eager_step_is_what_the_allocator_measures(fields, micro_
 )
 def test_the_peak_of_a_step_is_what_the_allocator_measures(job, within):
     assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=within)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(own_step("ByHistory"), id="of L-BFGS"),
+        pytest.param(own_step("ByHistory", line_search="strong_wolfe"), id="of L-BFGS that searches along lines"),
+        pytest.param(own_step("Averaging", way="model"), id="of an average that no attribute names"),
+        pytest.param(own_step("Averaging", way="tensors"), id="of an average that the first update makes"),
+        pytest.param(own_step("Carrying"), id="of what one pass leaves to the next"),
+        pytest.param(own_step("Refusing"), id="of an update that looks for NaN"),
+    ],
+)
+def test_the_peak_of_a_step_of_ones_own_has_all_that_lasts(job):
+    alive: list[object] = []
+
+    def steps() -> None:
+        workload = build(job)
+        batch = workload.make_batch(24)
+        alive[:] = workload, batch
+        for _ in range(3):
+            workload.forward_backward(batch, 0.5)
+            workload.forward_backward(batch, 0.5)
+            workload.update()
+
+    # From the start on: of what lived before the profiler began, it does not see the end.
+    peak = measure_peak(steps, torch.device("cpu"), alive=[])
+    assert peak is not None
+    model = trace_job(job)
+    assert model.peak_memory_bytes(24) == pytest.approx(peak.allocated_bytes, rel=0.001)
+    assert model.growing == ()
+
+
+def test_what_a_step_keeps_more_of_each_time_is_said():
+    (line,) = trace_job(own_step("Replaying")).growing
+    assert line.startswith("seen of the step grows by 64.0 KiB with each pass")
 
 
 @pytest.mark.parametrize("way", ["gather", "max", "topk", "index_select", "cummax", "index"])

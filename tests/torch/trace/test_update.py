@@ -31,11 +31,12 @@ def test_the_states_of_adam_are_traced_whatever_the_precision(precision, clips):
         workload = decoder(precision, max_gradient_norm=1.0 if clips else None)
         parameters = list(workload.loss_module.parameters())
         workload.forward_backward(workload.make_batch(7))
-    state_bytes, events, _ = trace_update(workload, parameters, fake_mode, 7)
+    updated = trace_update(workload, parameters, fake_mode, 7)
 
     num_bytes = sum(parameter.numel() * 4 for parameter in parameters)
-    assert 2 * num_bytes <= state_bytes <= 2 * num_bytes + 4 * len(parameters)  # two moments, and counters of steps
-    assert events
+    # two moments, and counters of steps
+    assert 2 * num_bytes <= updated.state_bytes <= 2 * num_bytes + 4 * len(parameters)
+    assert updated.events
 
 
 def test_the_first_update_of_a_float16_job_is_not_skipped():
@@ -74,7 +75,7 @@ def peak_of_update(device: str) -> int:
         update=optimizer.step,
         optimizers=[optimizer],
     )
-    _, events, _ = trace_update(workload, parameters, fake_mode, 7)
+    events = trace_update(workload, parameters, fake_mode, 7).events
     running = peak = 0
     for event in events:
         running += event.size(7)
