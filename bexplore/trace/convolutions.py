@@ -26,10 +26,13 @@ _WIDTH_WITH_HALF = 16  # of a register, from which on half precisions have convo
 _LEAST_BLOCK = 8  # channels
 _FEW = 3  # channels of images that the gradient of weights reads as they are
 _LONGEST = 14  # kernel of which the gradient of weights needs no blocks
-# The gradient of the weights of a longer kernel is a product of matrices: each thread has the columns of a sample, and
-# so many sums of its own. Source: calls of torch 2.13 with kernels of 15 and 16, of 1 and 2 threads, 16 to 128 channels
-# and 1 to 16 samples.
+# The gradient of the weights of a longer kernel is a product of matrices, and without AVX-512 that of a dilated one and
+# that of volumes: each thread has the columns of a sample, or of a slice of its volume, and so many sums of its own.
+# One thread alone has them where each would compute so many points or more. Source: calls of torch 2.13 with kernels of
+# 15 and 16, dilations of 2 to 8, volumes and groups, of 1 and 2 threads, 8 to 128 channels, 64 to 1,089 points and 1 to
+# 16 samples.
 _SUMS_OF_A_THREAD = 4
+_POINTS_OF_A_THREAD = 256
 _NARROW_WIDTH = 3  # of a convolution of single channels that needs no blocks
 
 Shape = Sequence[int]
@@ -177,15 +180,13 @@ class _Layer:
     def find_weights(self) -> tuple[Polynomial, ...]:
         """Return what the gradient of the weights takes, that itself included."""
         plain = self.count(self.weight)
-        if self.has_long_kernel:
-            return (plain + self.find_sums(),)
         longest = max(self.weight[2:])
         is_long = longest > (_NARROW_WIDTH if self._is_single else _LONGEST)
         is_point = longest == 1
         is_of_volumes = len(self.weight) > 4 and not is_point
         is_unusual = self._width <= _LEAST_BLOCK and (is_of_volumes or max(self.dilation) > 1)
         if self._is_product or is_long or is_unusual:
-            return (plain.times(2),)
+            return (plain + self.find_sums(),)
         source = result = self._width
         if not is_point and self.source[1] <= _LEAST_BLOCK:
             source = 1 if self.source[1] <= _FEW else _LEAST_BLOCK
@@ -200,9 +201,12 @@ class _Layer:
         return self.groups == 1 and max(self.weight[2:]) > _LONGEST
 
     def find_sums(self) -> Polynomial:
-        """Return what the threads take for the gradient of the weights of a long kernel."""
-        columns = Polynomial(self.itemsize * self.source[1] * math.prod((*self.weight[2:], *self.result[2:])))
-        return (self.count(self.weight).times(_SUMS_OF_A_THREAD) + columns).times(torch.get_num_threads())
+        """Return what the threads take for the gradient of the weights as a product of matrices."""
+        points = math.prod(self.result[-2:] if len(self.result) > 4 else self.result[2:])  # of a volume, of a slice
+        columns = Polynomial(self.itemsize * self.source[1] // self.groups * math.prod(self.weight[2:]) * points)
+        threads = torch.get_num_threads()
+        are_many = points // threads >= _POINTS_OF_A_THREAD
+        return (self.count(self.weight).times(_SUMS_OF_A_THREAD) + columns).times(1 if are_many else threads)
 
     def size_blocked_weights(self) -> int:
         """Return what the gradient of the weights of a grouped convolution takes, of images whose channels come last.
