@@ -27,7 +27,7 @@ _LEAST_BLOCK = 8  # channels
 _FEW = 3  # channels of images that the gradient of weights reads as they are
 _LONGEST = 14  # kernel of which the gradient of weights needs no blocks
 # The gradient of the weights of a longer kernel is a product of matrices, and without AVX-512 that of a dilated one and
-# that of volumes: each thread has the columns of a sample, or of a slice of its volume, and so many sums of its own.
+# that of padded volumes: each thread has the columns of a sample, or of a slice of its volume, and so many sums.
 # One thread alone has them where each would compute so many points or more. Source: calls of torch 2.13 with kernels of
 # 15 and 16, dilations of 2 to 8, volumes and groups, of 1 and 2 threads, 8 to 128 channels, 64 to 1,089 points and 1 to
 # 16 samples.
@@ -183,8 +183,7 @@ class _Layer:
         longest = max(self.weight[2:])
         is_long = longest > (_NARROW_WIDTH if self._is_single else _LONGEST)
         is_point = longest == 1
-        is_of_volumes = len(self.weight) > 4 and not is_point
-        is_unusual = self._width <= _LEAST_BLOCK and (is_of_volumes or max(self.dilation) > 1)
+        is_unusual = self._width <= _LEAST_BLOCK and (self._has_padded_slices or max(self.dilation) > 1)
         if self._is_product or is_long or is_unusual:
             return (plain + self.find_sums(),)
         source = result = self._width
@@ -194,6 +193,12 @@ class _Layer:
         blocks = self._pad_weights(source, result)
         operands = self._pad(self.result, result) + (NOTHING if source == 1 else self._pad(self.source, source))
         return operands + blocks, blocks + plain
+
+    @property
+    def _has_padded_slices(self) -> bool:
+        """Whether it is of volumes that have slices of zeros before them."""
+        length, taps, step = self.source[2], self.dilation[0] * (self.weight[2] - 1), self.stride[0]
+        return len(self.weight) > 4 and self.result[2] > (length - taps - 1) // step + 1
 
     @property
     def has_long_kernel(self) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,7 +211,7 @@ def _trace_pass(
     if small is not None:
         small.add_dimensions((line for graph in graphs for line in graph.operators), probe_batch)
     return TracedPass(
-        events={phase: tracker.events[phase] for phase in (Phase.FORWARD, Phase.BACKWARD)},
+        events=_spread_loops({phase: tracker.events[phase] for phase in (Phase.FORWARD, Phase.BACKWARD)}, probe_batch),
         costs=[*_join_costs(graphs), *tracker.costs],
         operators=(*(line for graph in graphs for line in graph.operators), *tracker.operators),
         trained=trained,
@@ -221,6 +222,26 @@ def _trace_pass(
         num_graphs=len(graphs),
         choice=choice,
     )
+
+
+def _spread_loops(events: dict[Phase, list[Event]], probe_batch: int) -> dict[Phase, list[Event]]:
+    """Let what a loop over samples allocates grow with their number: as many times one size at one place, or multiples.
+
+    A small prime may be the number of other rounds.
+    """
+    if probe_batch < PRIMES[0]:
+        return events
+    fixed = Counter(
+        (event.place, event.size.constant) for own in events.values() for event in own if event.size.constant > 0
+    )
+
+    def spread(event: Event) -> Event:
+        number = fixed[event.place, abs(event.size.constant)]
+        if not number or number % probe_batch:
+            return event
+        return Event(Polynomial(0, event.size.constant / probe_batch), event.place)
+
+    return {phase: [spread(event) for event in own] for phase, own in events.items()}
 
 
 def _compare_orders(small: SmallSizes | None, probe_batch: int) -> contextlib.AbstractContextManager[None]:

@@ -194,8 +194,9 @@ def _report_lists(report: Callable[[torch.Tensor, Callable[[torch.Tensor], Any]]
 def tell_values(values: RealValues) -> Iterator[None]:
     """Let fake tensors make lists and texts, within this context, of the values of the real pass.
 
-    A list has the rows of the real one over and over. A text is made of a number, which the mode of fake tensors tells.
-    A compiler that followed these functions would take a fake tensor for a real one.
+    A list has the rows of the real one over and over; where these are counts of each sample, as lengths are, their
+    mean, since sums of them are sizes. A text is made of a number, which the mode of fake tensors tells. A compiler
+    that followed these functions would take a fake tensor for a real one.
     """
     to_text = torch.Tensor.__format__
 
@@ -203,13 +204,22 @@ def tell_values(values: RealValues) -> Iterator[None]:
         if not isinstance(tensor, FakeTensor):
             return read(tensor)
         _, known = values.ask("list")
-        return [known[row % len(known)] for row in range(len(tensor))] if isinstance(known, list) and known else known
+        if not isinstance(known, list) or not known:
+            return known
+        if len(known) % REAL_SIZES[1] == 0 and all(type(one) is int and one >= 0 for one in known):
+            known = [round(sum(known) / len(known))]
+        return [known[row % len(known)] for row in range(len(tensor))]
 
     def write(tensor: torch.Tensor, form: str) -> str:
         is_number = isinstance(tensor, FakeTensor) and tensor.dim() == 0
         return format(tensor.item(), form) if is_number else to_text(tensor, form)
 
-    with _report_lists(told), mock.patch.object(torch.Tensor, "__format__", torch.compiler.disable(write)):
+    with (
+        _report_lists(told),
+        # whose own reads number by number
+        mock.patch.object(FakeTensor, "tolist", torch.compiler.disable(lambda tensor: told(tensor, FakeTensor.item))),
+        mock.patch.object(torch.Tensor, "__format__", torch.compiler.disable(write)),
+    ):
         yield
 
 

@@ -540,12 +540,17 @@ def _explain(error: BaseException) -> TraceError:
     lines = join_explanation([line.strip() for line in str(cause).splitlines() if line.strip()])
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     reason = f"{name}: {said}" if said else name
+    if _WORDS_OF_NESTED in said:
+        reason = "the sizes of a nested tensor (torch.nested) depend on the values of the data"
     for names, template in _WORDS:
         if any(type(link).__name__ in names for link in list_causes(error)):
             reason = template.format(reason)
             break
     return TraceError(f"{reason.rstrip('.')}{where}", hint=WITHOUT_TRACE)
 
+
+# Of an assertion of `create_symbolic_nested_int` in torch/_subclasses/fake_tensor.py, torch 2.13, which names nothing.
+_WORDS_OF_NESTED = "shape_env must not be None"
 
 # Exceptions of torch/_subclasses/fake_tensor.py and torch/fx/experimental/symbolic_shapes.py, in words.
 _WORDS = (

@@ -355,6 +355,24 @@ def utterances(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(micro_batch_size, LENGTH, WIDTH), torch.randint(1, 10, (micro_batch_size, 12))
 
 
+class Lists(_Base):
+    """Splits rows by a list of the lengths of its samples, each as long as the others on average."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        lengths = tuple((x.flatten(1).argmax(1) * 0 + LENGTH - 2 * (targets % 2)).tolist())
+        rows = F.gelu(self.first(x)).flatten(0, 1)[: sum(lengths)]
+        means = [one.mean(0) for one in rows.split(lengths)]
+        return F.cross_entropy(self.second(torch.stack(means)), targets)
+
+
+class Nested(_Base):
+    """Samples of several lengths in one nested tensor."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        parts = torch.nested.as_nested_tensor([one[: LENGTH // 2] for one in x], layout=torch.jagged)
+        return self.finish(torch.nested.to_padded_tensor(self.first(parts), 0.0), targets)
+
+
 class _Step:
     """A step of the user's own, whose loss is that of `Deep`."""
 

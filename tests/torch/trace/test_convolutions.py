@@ -102,7 +102,7 @@ def test_a_convolution_takes_what_the_allocator_gives(facts, wanted) -> None:
 @pytest.mark.parametrize("length", [14, 32])
 @pytest.mark.parametrize(
     ("dimensions", "kernel", "dilation", "groups"),
-    [(1, 3, 4, 1), (2, 3, 2, 1), (2, 5, 2, 1), (2, 16, 1, 1), (2, 7, 1, 24), (2, 3, 1, 4), (3, 3, 1, 1)],
+    [(1, 3, 4, 1), (2, 3, 2, 1), (2, 5, 2, 1), (2, 16, 1, 1), (2, 7, 1, 24), (2, 3, 1, 4), (3, 3, 1, 1), (3, 4, 1, 1)],
 )
 def test_the_gradient_of_weights_as_a_product_has_what_each_thread_takes(dimensions, kernel, dilation, groups, length):
     images = torch.randn(4, 24, *[length] * dimensions)
@@ -128,3 +128,13 @@ def test_what_lies_otherwise_than_a_convolution_is_computed_is_copied(last, kern
     for operator, arguments in ((FORWARD, forward), (BACKWARD, backward)):
         measured = find_highest(functools.partial(operator, *arguments))
         assert predict(operator, arguments, operator(*arguments)) == pytest.approx(measured, rel=0.01, abs=2**18)
+
+
+@pytest.mark.parametrize("padding", [(0, 0, 0), (0, 1, 1), (1, 0, 0)])
+def test_the_gradient_of_weights_of_volumes_depends_on_what_is_before_them(padding):
+    images, weight = torch.randn(4, 16, 10, 10, 10), torch.randn(16, 16, 3, 3, 3)
+    shared = ([1] * 3, list(padding), [1] * 3, False, [0] * 3, 1)
+    gradient = torch.randn_like(FORWARD(images, weight, None, *shared))
+    backward = (gradient, images, weight, None, *shared, [False, True, False])
+    measured = find_highest(lambda: BACKWARD(*backward))
+    assert predict(BACKWARD, backward, BACKWARD(*backward)) == pytest.approx(measured, rel=0.001, abs=2**9)

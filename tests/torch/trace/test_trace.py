@@ -105,6 +105,7 @@ def test_the_peak_of_an_eager_step_is_what_the_allocator_measures(fields, micro_
         pytest.param(own_job("DataDependent", compiled=False), 0.05, id="of rows that a mask selects"),
         pytest.param(own_job("LoopOfExperts", compiled=False), 0.05, id="of a loop of experts"),
         pytest.param(own_job("LoopOfExperts"), 0.05, id="of a loop of experts, compiled"),
+        pytest.param(own_job("Lists", compiled=False), 0.05, id="of lists of lengths"),
         pytest.param(own_job("GroupedExperts", compiled=False), 0.01, id="of experts in one product"),
         pytest.param(own_job("Recurrent", compiled=False), 0.01, id="of an LSTM"),
         pytest.param(own_job("Transposed", compiled=False), 0.01, id="of images that were transposed"),
@@ -343,8 +344,12 @@ def test_samples_that_are_compared_with_each_other_cost_a_square():
             r"samples: a batch of \d+ samples is needed, and it has .* \(8, ",
         ),
         (own_job("Breaking", batch="named_samples"), "No tensor of a batch"),
+        (
+            own_job("Nested", compiled=False),
+            "sizes of a nested tensor .* depend on the values .*, at traced_programs.py",
+        ),
     ],
-    ids=["capped batch", "no sample dimension"],
+    ids=["capped batch", "no sample dimension", "nested tensors"],
 )
 def test_what_cannot_be_traced_is_said_in_one_line(job, reason):
     with pytest.raises(TraceError, match=reason) as caught:
