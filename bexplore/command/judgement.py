@@ -296,10 +296,8 @@ class Judge:
         if ending is Ending.ENDED and not reports.hellos:
             hint = self.suggest_by_hand(watched.opened.capacity or size)
             if _NO_TORCH in log:  # bexplore was called by its path, and the shell's own Python is another
-                hint = (
-                    f"its Python has no torch; bexplore's has: write {shlex.quote(sys.executable)} in its place, or activate that "
-                    "environment first"
-                )
+                own = shlex.quote(sys.executable)
+                hint = f"its Python has no torch; bexplore's has: write {own} in its place, or activate its environment"
             return UserProgramError(
                 f"the command {describe_exit(0 if code is None else code)} before any process imported torch",
                 hint=hint,
