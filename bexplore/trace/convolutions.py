@@ -206,7 +206,11 @@ class _Layer:
         return self.groups == 1 and max(self.weight[2:]) > _LONGEST
 
     def find_sums(self) -> Polynomial:
-        """Return what the threads take for the gradient of the weights as a product of matrices."""
+        """Return what the threads take for the gradient of the weights as a product of matrices.
+
+        It is an upper bound of long kernels over large images: where the columns are more than about twelve times
+        images, weights and result together for each thread, oneDNN computes them in parts.
+        """
         points = math.prod(self.result[-2:] if len(self.result) > 4 else self.result[2:])  # of a volume, of a slice
         columns = Polynomial(self.itemsize * self.source[1] // self.groups * math.prod(self.weight[2:]) * points)
         threads = torch.get_num_threads()

@@ -98,13 +98,23 @@ def test_a_convolution_takes_what_the_allocator_gives(facts, wanted) -> None:
     assert predict(BACKWARD, backward, BACKWARD(*backward)) == pytest.approx(measured, rel=0.01, abs=2**20)
 
 
+@pytest.fixture
+def two_threads():
+    number = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(number)
+
+
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "AVX512", reason="most are no products there")
 @pytest.mark.parametrize("length", [14, 32])
 @pytest.mark.parametrize(
     ("dimensions", "kernel", "dilation", "groups"),
     [(1, 3, 4, 1), (2, 3, 2, 1), (2, 5, 2, 1), (2, 16, 1, 1), (2, 7, 1, 24), (2, 3, 1, 4), (3, 3, 1, 1), (3, 4, 1, 1)],
 )
-def test_the_gradient_of_weights_as_a_product_has_what_each_thread_takes(dimensions, kernel, dilation, groups, length):
+def test_the_gradient_of_weights_as_a_product_has_what_each_thread_takes(
+    two_threads, dimensions, kernel, dilation, groups, length
+):
     images = torch.randn(4, 24, *[length] * dimensions)
     weight = torch.randn(24, 24 // groups, *[kernel] * dimensions)
     settings = ([1] * dimensions, [dilation * (kernel // 2)] * dimensions, [dilation] * dimensions)
