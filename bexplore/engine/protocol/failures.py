@@ -129,6 +129,8 @@ _NO_COMPILER = re.compile(r"InvalidCxxCompiler: (No working C\+\+ compiler found
 _COMPILE_ERROR = "CppCompileError: "  # there, too
 # What Python says of a path that the system refuses.
 _REFUSED_PATH = re.compile(r"Error: \[Errno \d+\] ([^:\n]+): '([^'\n]+)'")
+# Of a library whose linker was killed, which Inductor takes for a whole one ever after. Messages: glibc, elf/dl-load.c.
+_CUT_LIBRARY = re.compile(r"ImportError: (/\S+\.so): (file too short|invalid ELF header|cannot read file data)")
 _SHARED_MEMORY = re.compile(r"</torch_|/dev/shm")
 # What stands in a traceback between an exception and what led to it: Lib/traceback.py.
 _CONTINUED = "the above exception"
@@ -348,6 +350,12 @@ def find_host_error(text: str) -> EngineError | None:
         return EngineError(
             f"torch.compile builds nothing in {cache}: it splits its commands at blanks",
             hint=f"export {CACHE_OF_COMPILER}=/tmp/torchinductor, or another folder without blanks and quotes",
+        )
+    cut = _CUT_LIBRARY.search(text)
+    if cut is not None and cut[1].startswith(cache):
+        return EngineError(
+            f"the compiler's cache has a library that was cut off as it was built: {cut[1]}",
+            hint=f"rm {shlex.quote(cut[1])}, then run the same command again: it goes on from here",
         )
     lines = [line.strip() for line in without_logs(text) if _FULL_DISK.search(line) and not _SHARED_MEMORY.search(line)]
     if lines:

@@ -106,3 +106,15 @@ def test_a_cache_that_cannot_be_written_is_told_and_no_other_file(monkeypatch):
 
     assert "export TORCHINDUCTOR_CACHE_DIR=" in raised.value.hint
     failed(traceback_text=text.format("/data")).check_host()
+
+
+@pytest.mark.promise("a compilation was killed as it wrote a library", "one error of the host; the file to remove")
+def test_a_library_that_was_cut_off_in_the_compilers_cache_is_named_and_no_other(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
+    text = "BackendCompilerFailed: backend='inductor' raised:\nImportError: {}/mg/kernel.main.so: file too short\n"
+
+    with pytest.raises(EngineError, match=r"cut off as it was built: /cache/mg/kernel\.main\.so") as raised:
+        failed(reason=text.format("/cache")).check_host()
+
+    assert raised.value.hint.startswith("rm /cache/mg/kernel.main.so, then run the same command again")
+    failed(reason=text.format("/opt/own")).check_host()
