@@ -13,6 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,12 @@ def targets(folder: Path) -> list[Target]:
             0.1,
         ),
         Target("run directory", _of_run(folder / "run_x"), [b'{"format_version": 1, "job": {}}'], 0.03),
-        Target("baseline", _of_file(folder / "base.json", read_baseline), [baseline.read_bytes()], 0.07),
+        Target(
+            "baseline",
+            _of_file(folder / "base.json", partial(read_baseline, typed="job.yaml")),
+            [baseline.read_bytes()],
+            0.07,
+        ),
     ]
 
 
