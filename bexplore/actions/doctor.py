@@ -364,7 +364,8 @@ def _account() -> str:
 
 
 def _has_room(name: str, path: Path, fix: str) -> Check:
-    existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # noqa: PTH110  # of others, too
+    above = (path, *path.parents)
+    existing = next(one for one in above if os.path.exists(one))  # noqa: PTH110  # Path.exists raises below closed folders
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
