@@ -82,7 +82,8 @@ def test_a_copy_of_ddp_holds_one_more_copy_of_the_gradients(traced):
 def test_the_program_of_a_larger_copy_is_split_at_its_buckets(traced):
     one, four = traced("{}", 1), traced(COPIES, 4)
 
-    assert peak(four) - peak(one) > WEIGHT_BYTES * one["num_parameters"]  # of two programs' buffers some cannot be one
+    # Autograd adds the last program's gradient of the shared embedding to the first's in place; one program holds both.
+    assert 0 < peak(four) - peak(one) < WEIGHT_BYTES * one["num_parameters"]
 
 
 def test_ranks_that_share_matrices_hold_less_of_weights_and_activations(traced):
