@@ -168,7 +168,7 @@ class InterleavedTiming:
     # Whether the probe only screens the size: it needs less precision, and a clearly worse size none.
     is_screening: bool
     tolerance: float  # the indifference zone
-    num_passes: Mapping[int, int]  # by size, passes of a timing
+    num_passes: Mapping[int, float]  # by size, passes of a timing; of batches of many lengths, mean ones
     # By size, seconds of a pass in each round.
     interleaved_times_s: dict[int, list[float]] = field(default_factory=dict)
 

@@ -44,9 +44,12 @@ class BatchMix:
     shares: tuple[float, ...]  # share of the training's batches for which each stands, in samples of a micro-batch
 
     @classmethod
-    def num_batches(cls, batch: Batch | BatchMix) -> int:
-        """Return how many passes one timing of it takes."""
-        return len(batch.batches) if isinstance(batch, cls) else 1
+    def num_mean_passes(cls, batch: Batch | BatchMix) -> float:
+        """Return how many times the seconds that a timing of it tells the timing takes.
+
+        A batch of a number of tokens has more samples than the micro-batch for which its seconds are told.
+        """
+        return len(batch.batches) / sum(batch.shares) if isinstance(batch, cls) else 1
 
 
 class CompiledEachPassError(Exception):

@@ -88,8 +88,8 @@ def time_size(
     """
     own, is_alone = probe.micro_batch_size, len(batches) == 1
     is_screening = probe.purpose is Purpose.SEARCH and not is_alone
-    num_batches = {size: BatchMix.num_batches(batch) for size, batch in batches.items()}
-    num_times = {size: _num_times_of_visit(steps, usual_pass_s[size], num_batches[size]) for size in batches}
+    num_mean = {size: BatchMix.num_mean_passes(batch) for size, batch in batches.items()}
+    num_times = {size: _num_times_of_visit(steps, usual_pass_s[size], num_mean[size]) for size in batches}
     last_s = {size: usual_pass_s[size] for size in batches}
     rounds = InterleavedTiming(
         size=own,
@@ -98,7 +98,7 @@ def time_size(
         is_screening=is_screening,
         tolerance=probe.tolerance,
         num_passes={
-            size: num_times[size] * num_batches[size] * steps.num_back_to_back(usual_pass_s[size]) for size in batches
+            size: num_times[size] * num_mean[size] * steps.num_back_to_back(usual_pass_s[size]) for size in batches
         },
     )
     ran: list[RanPass] = []
@@ -135,9 +135,9 @@ def run_pass(steps: Steps, batch: Batch, last_s: float = 0.0) -> RanPass:
     return RanPass(seconds, steps.waited_s, steps.loss(), num_passes)
 
 
-def _num_times_of_visit(steps: Steps, pass_s: float, num_batches: int) -> int:
+def _num_times_of_visit(steps: Steps, pass_s: float, num_mean_passes: float) -> int:
     """Return how often a size is timed in a round, each time for one pass of each length or several back to back."""
-    return passes_per_timing(steps.num_back_to_back(pass_s) * pass_s * num_batches)
+    return passes_per_timing(steps.num_back_to_back(pass_s) * pass_s * num_mean_passes)
 
 
 def _back_to_back(ran: Sequence[RanPass]) -> dict[str, list[int]]:
@@ -176,13 +176,13 @@ def time_pairs(
 
     A steady change of the machine's speed affects both alike, and neither always has the other's caches.
     """
-    num_batches = BatchMix.num_batches(batch)
+    num_mean_passes = BatchMix.num_mean_passes(batch)
     kinds: dict[bool, Callable[[], AbstractContextManager[Any]]] = {False: nullcontext, True: eagerly}
     last_s, timings, spent_s = dict.fromkeys(kinds, usual_pass_s), {kind: list[Timing]() for kind in kinds}, 0.0
     for kind, context in kinds.items() if not is_warm else ():
         with context():
             last_s[kind] = steps.time_pass(batch)
-        spent_s += last_s[kind] * num_batches
+        spent_s += last_s[kind] * num_mean_passes
 
     def enough() -> bool:
         compiled_s, eager_s = ([one.pass_s for one in timings[kind]] for kind in kinds)
@@ -195,7 +195,7 @@ def time_pairs(
             with kinds[kind]():
                 timings[kind].append(_timing(steps, batch, last_s[kind]))
             last_s[kind] = timings[kind][-1].pass_s
-            spent_s += timings[kind][-1].seconds * num_batches
+            spent_s += timings[kind][-1].seconds * num_mean_passes
             report()
         order.reverse()
     return timings[False], timings[True]
@@ -203,9 +203,9 @@ def time_pairs(
 
 def _timing(steps: Steps, batch: Batch | BatchMix, pass_s: float) -> Timing:
     """Time passes of which one takes about so many seconds until they have lasted `TIMING_S`, those of all lengths."""
-    num_passes, seconds, num_batches = 0, 0.0, BatchMix.num_batches(batch)
-    while seconds * num_batches < TIMING_S:
-        wanted = math.ceil((TIMING_S / num_batches - seconds) / max(pass_s, 1e-6))
+    num_passes, seconds, num_mean_passes = 0, 0.0, BatchMix.num_mean_passes(batch)
+    while seconds * num_mean_passes < TIMING_S:
+        wanted = math.ceil((TIMING_S / num_mean_passes - seconds) / max(pass_s, 1e-6))
         together = min(max(1, wanted), MAX_BACK_TO_BACK)
         pass_s = steps.time_pass(batch, together)
         num_passes, seconds = num_passes + together, seconds + together * pass_s

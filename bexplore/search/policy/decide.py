@@ -395,7 +395,8 @@ class _Step:
         fresh_worker: bool = False,
     ) -> Decision:
         if compilation is None and self._verifies and self._num_left == 1 and not self._awaits_verification:
-            compilation, fresh_worker = self.settings.user_compilation, True  # no probe is left that would verify it
+            # no probe is left that would verify it
+            purpose, compilation, fresh_worker = Purpose.VERIFY, self.settings.user_compilation, True
         compilation = compilation or self.settings.search_compilation
         purpose = purpose or (Purpose.REPLICATE if self.fitted.measured[index] else Purpose.SEARCH)
         variant = int(self.fitted.variants[index])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ class Costs:
     max_passes: int  # upper bound on timed passes of a probe
     spent_s: float  # of all probes so far; a start and a compilation at least
     least_passes_s: float = 0.0  # of the passes of a probe at least
+    # What a probe in a warm worker takes beyond its passes, and these beyond the own size's: other sizes are timed in
+    # turn with it, batches of many lengths stand for one, and a step's memory is read.
+    overhead_s: float = 0.0
+    times_passes: float = 1.0
 
     @classmethod
     def learnt(cls, evidence: Sequence[Evidence], settings: SearchSettings) -> Costs:
@@ -48,7 +53,7 @@ class Costs:
         noise = [item.log_pass_sd for item in evidence if item.num_passes >= 2 and math.isfinite(item.log_pass_sd)]
         last = evidence[-1] if evidence else None
         is_warm = last is not None and _left_a_worker(evidence) and last.compilation is not Compilation.EXACT
-        return cls(
+        costs = cls(
             start_s=float(np.median(starts)) if starts else settings.start_time_s,
             compile_s=float(np.median(compiles)) if compiles else settings.compile_time_s,
             update_s=UPDATES * float(np.median(updates)) if updates else 0.0,
@@ -58,12 +63,41 @@ class Costs:
             spent_s=max(sum(item.elapsed_s for item in evidence), settings.start_time_s + settings.compile_time_s),
             least_passes_s=settings.least_passes_s,
         )
+        overhead_s, times_passes = costs._fit_warm(evidence, settings.search_compilation)
+        return dataclasses.replace(costs, overhead_s=overhead_s, times_passes=times_passes)
+
+    def _fit_warm(self, evidence: Sequence[Evidence], compilation: Compilation) -> tuple[float, float]:
+        """Return `overhead_s` and `times_passes` by the least squares of relative errors over the warm probes so far.
+
+        Both are at least those of passes alone: what a probe is known to do is not learnt away.
+        """
+        warm = [
+            item
+            for item in evidence
+            if item.is_measured
+            and item.elapsed_s > 0
+            and item.compilation is compilation
+            and not (item.start_time_s or item.compile_time_s)
+        ]
+        if not warm:
+            return 0.0, 1.0
+        took_s = np.array([item.elapsed_s for item in warm])
+        pass_s = np.array([item.micro_batch_size / math.exp(item.log_throughput) for item in warm])
+        passes_s = (WARM_UP_PASSES + self._passes(pass_s, self.update_s)) * pass_s
+        columns = np.stack([1.0 / took_s, passes_s / took_s], axis=1)
+        beyond = 1.0 - (self.update_s + passes_s) / took_s
+        both = np.linalg.lstsq(columns, beyond, rcond=None)[0]
+        if (both < 0.0).any():
+            each = np.maximum(columns.T @ beyond / np.square(columns).sum(axis=0), 0.0)
+            left = np.square(beyond[:, None] - columns * each).sum(axis=0)
+            both = np.where(np.arange(2) == np.argmin(left), each, 0.0)
+        return float(both[0]), float(1.0 + both[1])
 
     def estimate_s(self, pass_s: Array, *, compilation: Compilation, fresh_worker: bool) -> Array:
         """Return the seconds of a probe whose pass takes `pass_s`."""
         fixed = self._fixed_s(compilation, fresh_worker)
-        passes_s = (WARM_UP_PASSES + self._passes(pass_s, fixed)) * pass_s
-        return fixed + np.maximum(passes_s, self.least_passes_s)
+        passes_s = self.times_passes * (WARM_UP_PASSES + self._passes(pass_s, fixed)) * pass_s
+        return fixed + self.overhead_s + np.maximum(passes_s, self.least_passes_s)
 
     @property
     def program_s(self) -> float:

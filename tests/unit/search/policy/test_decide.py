@@ -78,6 +78,7 @@ def test_one_probe_is_kept_for_the_verification_only_while_the_answer_needs_it()
 
     assert (verification.purpose, verification.micro_batch_size) == (Purpose.VERIFY, 64)
     assert (last.stop_reason, last.compilation, last.fresh_worker) == (None, Compilation.EXACT, True)
+    assert last.purpose is Purpose.VERIFY  # its memory is read as that of an answer
     assert after.stop_reason is StopReason.MAX_PROBES  # whichever size is the answer has run as the training will
 
 
