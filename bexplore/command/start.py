@@ -74,6 +74,11 @@ class ProbeFolder:
     def write(self, command: Command, values: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str]:
         """Write all that a start needs; return the variables of its environment."""
         inject = self.path / "observer"
+        if os.pathsep in str(inject):
+            raise UserInputError(
+                f"the folder of the results has a '{os.pathsep}', at which PYTHONPATH is split: {self.path}",
+                hint="name another folder for them: `model_dir=FOLDER`",
+            )
         self.path.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o700)  # the copy of the file, the environment and what the training prints may hold secrets
         (self.path / "output").mkdir()

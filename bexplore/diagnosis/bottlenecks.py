@@ -364,7 +364,7 @@ def _find_full_arithmetic(evidence: JobEvidence) -> Values | None:
     "launch",
     "launch overhead is the limit: a pass of size {size} takes {time}, one of size {half_micro_batch_size} "
     "{half_time}{idle}",
-    "try larger sizes, or explore.compile: {{mode: reduce-overhead}} (CUDA graphs; to accumulate with them, "
+    "larger sizes, or explore.compile: {{mode: reduce-overhead}} (CUDA graphs; to accumulate with them, "
     "allocate .grad once and clear with zero_grad(set_to_none=False))",
 )
 def _find_launches(evidence: JobEvidence) -> Values | None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,21 @@ class Baseline:
             value = record.get(name)
             if value is not None and not (isinstance(value, int) and value > 0):
                 raise TypeError(f"{name} is not a positive number: {value!r}")
+            _check_finite(value)
+        for name in ("any_device", "device", "times"):  # the job may have infinite values of the user's
+            _check_finite(record.get(name))
         return from_record(cls, {name: value for name, value in record.items() if name != "format_version"})
+
+
+def _check_finite(value: Any) -> None:
+    """Raise ValueError where a number of a JSON value is infinite, none, or above what a float holds."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            _check_finite(item)
+    elif isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+        raise ValueError(f"{value:.3g} is no finite number" if isinstance(value, float) else "an integer is too large")
 
 
 def read_baseline(path: Path, *, typed: str) -> Baseline:

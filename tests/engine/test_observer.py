@@ -12,6 +12,7 @@ import pytest
 
 from bexplore.command.start import ProbeFolder
 from bexplore.config.command import Command
+from bexplore.errors import UserInputError
 
 TRAINING = """
 import torch
@@ -468,6 +469,14 @@ def test_trackers_are_off_where_only_the_python_path_was_carried(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True)
 
     assert done.stdout.split() == ["disabled", "offline"]
+
+
+def test_a_folder_that_would_split_a_path_of_python_is_refused(tmp_path):
+    folder = ProbeFolder(path=tmp_path / "run 12:30" / "probe")
+    with pytest.raises(UserInputError, match="run 12:30/probe") as raised:
+        folder.write(Command(argv=("train",)), {}, {})
+    assert "model_dir" in raised.value.hint
+    assert not folder.path.exists()
 
 
 def test_what_the_observer_did_is_in_the_log_that_a_variable_names(record_of, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -59,6 +60,10 @@ def test_a_file_that_is_no_baseline_is_the_users_input(tmp_path, text, told):
         {"any_device": {"traced_device": "cpu", "num_parameters": "many"}},
         {"any_device": {"traced_device": "cpu", "flops": [1, 2]}},
         {"any_device": {"traced_device": "cpu", "kernels": {"mm": "several"}}},
+        {"times": [[{"micro_batch_size": 4, "pass_times_s": [math.inf], "cpu_time_s": 1}]]},
+        {"times": [[{"micro_batch_size": 4, "pass_times_s": [1], "cpu_time_s": math.nan}]]},
+        {"any_device": {"traced_device": "cpu", "flops": [0, 10**400, 0]}},
+        {"memory_budget_bytes": 10**400},
     ],
 )
 def test_a_damaged_value_is_told_when_the_file_is_read(tmp_path, damage):
