@@ -83,7 +83,7 @@ class Costs:
             return 0.0, 1.0
         took_s = np.array([item.elapsed_s for item in warm])
         pass_s = np.array([item.micro_batch_size / math.exp(item.log_throughput) for item in warm])
-        passes_s = (WARM_UP_PASSES + self._passes(pass_s, self.update_s)) * pass_s
+        passes_s = self._passes_s(pass_s, self.update_s)
         columns = np.stack([1.0 / took_s, passes_s / took_s], axis=1)
         beyond = 1.0 - (self.update_s + passes_s) / took_s
         both = np.linalg.lstsq(columns, beyond, rcond=None)[0]
@@ -96,8 +96,7 @@ class Costs:
     def estimate_s(self, pass_s: Array, *, compilation: Compilation, fresh_worker: bool) -> Array:
         """Return the seconds of a probe whose pass takes `pass_s`."""
         fixed = self._fixed_s(compilation, fresh_worker)
-        passes_s = self.times_passes * (WARM_UP_PASSES + self._passes(pass_s, fixed)) * pass_s
-        return fixed + self.overhead_s + np.maximum(passes_s, self.least_passes_s)
+        return fixed + self.overhead_s + self.times_passes * self._passes_s(pass_s, fixed)
 
     @property
     def program_s(self) -> float:
@@ -117,6 +116,10 @@ class Costs:
             return self.update_s
         compile_s = 0.0 if compilation is Compilation.EAGER else self.compile_s
         return self.update_s + self.start_s + compile_s
+
+    def _passes_s(self, pass_s: Array, fixed_s: float) -> Array:
+        passes_s = (WARM_UP_PASSES + self._passes(pass_s, fixed_s)) * pass_s
+        return np.asarray(np.maximum(passes_s, self.least_passes_s))
 
     def _passes(self, pass_s: Array, fixed_s: float) -> Array:
         """Return the timed passes; n = (sd within / sd between) sqrt(fixed cost / pass cost) is the most efficient.

@@ -62,3 +62,11 @@ def test_a_probe_that_started_a_worker_or_compiled_tells_nothing_of_warm_ones():
     for fields in ({"start_time_s": 2.0}, {"compile_time_s": 2.0}):
         first = dataclasses.replace(usual[0], elapsed_s=60.0, **fields)
         assert estimate_s([first, *usual[1:]]) == pytest.approx(estimate_s(usual))
+
+
+def test_passes_that_take_a_least_time_are_counted_once():
+    settings = dataclasses.replace(SETTINGS, least_passes_s=30.0)
+    known = [probe_of(size, elapsed_s=30.02) for size in SIZES]
+    costs = Costs.learnt(known, settings)
+    expected_s = costs.estimate_s(UNSEEN, compilation=Compilation.SHARED, fresh_worker=False)
+    assert expected_s == pytest.approx([30.02] * 2, rel=0.01)
