@@ -422,7 +422,9 @@ class _Step:
             fresh_worker=fresh_worker,
             max_passes=max_passes,
             interleaved_with=others,
-            expected_s=float(costs.estimate_s(pass_s, compilation=compilation, fresh_worker=fresh_worker)) + others_s,
+            expected_s=float(
+                costs.estimate_s(pass_s, compilation=compilation, fresh_worker=fresh_worker, others_s=others_s)
+            ),
             variant=variant,
         )
 

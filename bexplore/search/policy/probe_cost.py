@@ -93,10 +93,17 @@ class Costs:
             both = np.where(np.arange(2) == np.argmin(left), each, 0.0)
         return float(both[0]), float(1.0 + both[1])
 
-    def estimate_s(self, pass_s: Array, *, compilation: Compilation, fresh_worker: bool) -> Array:
-        """Return the seconds of a probe whose pass takes `pass_s`."""
+    def estimate_s(
+        self, pass_s: Array, *, compilation: Compilation, fresh_worker: bool, others_s: float = 0.0
+    ) -> Array:
+        """Return the seconds of a probe whose pass takes `pass_s`.
+
+        `others_s` are the seconds of the passes of other sizes that are timed in turn with it. What was learnt from
+        probes holds those of such probes already, so that they are not added to it.
+        """
         fixed = self._fixed_s(compilation, fresh_worker)
-        return fixed + self.overhead_s + self.times_passes * self._passes_s(pass_s, fixed)
+        passes_s = self._passes_s(pass_s, fixed)
+        return fixed + np.maximum(self.overhead_s + self.times_passes * passes_s, passes_s + others_s)
 
     @property
     def program_s(self) -> float:

@@ -70,3 +70,13 @@ def test_passes_that_take_a_least_time_are_counted_once():
     costs = Costs.learnt(known, settings)
     expected_s = costs.estimate_s(UNSEEN, compilation=Compilation.SHARED, fresh_worker=False)
     assert expected_s == pytest.approx([30.02] * 2, rel=0.01)
+
+
+def test_other_sizes_that_are_timed_in_turn_are_expected_once():
+    pass_s = np.array([32 / saturating(32)])
+    in_turn = {"compilation": Compilation.SHARED, "fresh_worker": False, "others_s": 5.0}
+    unknown = Costs.learnt([probe_of(size) for size in SIZES], SETTINGS)
+    alone_s = estimate_s([probe_of(size) for size in SIZES], pass_s)
+    assert unknown.estimate_s(pass_s, **in_turn) == pytest.approx(alone_s + 5.0)
+    known = Costs.learnt(probes_that_took([seconds + 5.0 for seconds in passes_alone_s()]), SETTINGS)
+    assert known.estimate_s(pass_s, **in_turn) == pytest.approx(alone_s + 5.0, rel=0.01)
