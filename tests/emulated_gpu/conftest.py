@@ -15,7 +15,7 @@ from bexplore.host.accelerators import DEVICES
 from tests.emulated_gpu import on_device
 from tests.emulated_gpu.on_device import VARIABLE
 
-LIMIT_S = 240.0  # for a program that compiles while both processors are busy
+LIMIT_S = 600.0  # for a program that compiles while both processors are busy
 # While Python ends, autograd's thread for a device may take its lock for the first time: that ends the process by a
 # signal, which is PyTorch's own matter.
 END = """

@@ -280,7 +280,7 @@ import torch
 matrix = torch.ones(256, 256, device="cuda", dtype=torch.bfloat16)
 before = torch.cuda.memory_allocated()
 product = matrix @ matrix
-print(torch.cuda.memory_allocated() - before - product.nbytes)
+print(torch.cuda.max_memory_allocated() - before - product.nbytes)  # versions from 2.15 on free it after the call
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     from bexplore.trace.tracer import _blas_workspaces_bytes

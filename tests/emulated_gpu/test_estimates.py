@@ -76,8 +76,16 @@ def test_a_command_has_an_estimated_speed_and_its_result_says_that_nothing_ran(e
 
 def test_graphs_have_the_kernels_of_their_capture_and_compiled_ones_move_fewer_bytes(explore):
     modes = ("eager", "captured", "default", "reduce-overhead")
-    eager, captured, compiled, replayed = (explore(mode)[-1]["pass_time_s"] for mode in modes)
+    results = {mode: explore(mode)[-1] for mode in modes}
+    device_s = {mode: _device_s(result) for mode, result in results.items()}
 
-    assert captured == pytest.approx(eager, rel=0.1)
-    assert LEAST_S < compiled < eager
-    assert replayed == pytest.approx(compiled, rel=0.1)
+    assert device_s["captured"] == pytest.approx(device_s["eager"], rel=0.1)
+    assert LEAST_S < device_s["default"] < device_s["eager"]
+    assert device_s["reduce-overhead"] == pytest.approx(device_s["default"], rel=0.1)
+    for recorded, usual in (("captured", "eager"), ("reduce-overhead", "default")):
+        assert results[recorded]["pass_time_s"] < results[usual]["pass_time_s"]  # a recorded graph waits for no host
+
+
+def _device_s(result: dict) -> float:
+    """Seconds of a pass in which the device works."""
+    return result["pass_time_s"] * (1.0 - result["estimate"]["shares"][str(SIZE)]["host"])

@@ -51,12 +51,13 @@ explore:
   max_probes: 5
   compile: false
   emulate: true
-  memory_budget: 80MiB
+  memory_budget: 30MiB
   workload: {model: "programs:perceptron", batch: "programs:samples", loss: "programs:cross_entropy"}
 """
 
 
-def test_a_device_is_named_and_the_largest_size_that_fits_it_is_found(bexplore, tmp_path):
+def test_a_device_is_named_and_the_largest_size_that_fits_it_is_found(bexplore, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # versions of torch differ in how long the usual one is held
     (tmp_path / "programs.py").write_text((ROOT / "tests" / "jobs" / "programs.py").read_text())
     (tmp_path / "job.yaml").write_text(JOB)
 

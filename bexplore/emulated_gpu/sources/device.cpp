@@ -498,7 +498,9 @@ bool is_known(const void* start, size_t bytes) {
     auto entry = known.upper_bound(address);
     if (entry == known.begin()) return false;
     --entry;
-    return address + bytes <= entry->first + entry->second.bytes;
+    char* until = entry->first + entry->second.bytes;  // what several ranks wrote lies side by side
+    while (++entry != known.end() && entry->first == until) until += entry->second.bytes;
+    return address < until && address + bytes <= until;
 }
 
 void forget(void* start, size_t bytes) {

@@ -18,7 +18,8 @@ enum class Kind { FILL, ADD_NUMBER, ADD, COMPARE, CAST, OTHER_ELEMENTWISE, UPDAT
 
 struct Kernel {
     Kind kind;
-    size_t width;  // of the elements that it fills, or casts to
+    size_t width;          // of the elements that it fills, or casts to
+    int cast_from = -1;    // c10::ScalarType; below 0 where an argument tells it
 };
 
 std::mutex& lock = *new std::mutex();
@@ -77,15 +78,17 @@ size_t width_of_fill(const char* name) {
     return 0;
 }
 
-// To bool or to integers of 64 bits, from whatever type.
-size_t width_of_cast(const char* name) {
-    if (!contains(name, "direct_copy_kernel_cuda") || !contains(name, "LoadWithCast")) return 0;
-    return contains(name, "EUlbE_St5array") ? 1 : contains(name, "EUllE_St5array") ? 8 : 0;
+// To bool or to integers of 64 bits: from whatever type, or, in versions after 2.13, from the one in the name.
+Kernel cast_kernel(const char* name) {
+    if (contains(name, "converting_copy_kernel_cudaIblE")) return {Kind::CAST, sizeof(int64_t), 11};
+    if (contains(name, "converting_copy_kernel_cudaIilE")) return {Kind::CAST, sizeof(int64_t), 3};
+    if (!contains(name, "direct_copy_kernel_cuda") || !contains(name, "LoadWithCast")) return {Kind::CAST, 0};
+    return {Kind::CAST, contains(name, "EUlbE_St5array") ? sizeof(bool) : contains(name, "EUllE_St5array") ? sizeof(int64_t) : 0};
 }
 
 Kernel elementwise_kernel(const char* name) {
     if (size_t width = width_of_fill(name)) return {Kind::FILL, width};
-    if (size_t width = width_of_cast(name)) return {Kind::CAST, width};
+    if (Kernel cast = cast_kernel(name); cast.width) return cast;
     Kind kind = kind_of(name, ELEMENTWISE_NAMES, Kind::OTHER_ELEMENTWISE);
     bool has_number = contains(name, "13AUnaryFunctorIllb") || contains(name, "13BUnaryFunctorIllb");
     return {kind == Kind::COMPARE && !has_number ? Kind::OTHER_ELEMENTWISE : kind, 0};
@@ -230,8 +233,10 @@ bool do_elementwise(const Kernel& kernel, void** arguments) {
         case Kind::COMPARE:
             compare(count, functor, addresses);
             return true;
-        case Kind::CAST:  // arguments: ..., two calculators of offsets, how it loads (a type first), how it stores
-            return cast(count, kernel.width, *static_cast<int8_t*>(arguments[5]), addresses);
+        case Kind::CAST: {  // arguments: ..., two calculators of offsets, how it loads (a type first), how it stores
+            int type = kernel.cast_from < 0 ? *static_cast<int8_t*>(arguments[5]) : kernel.cast_from;
+            return cast(count, kernel.width, type, addresses);
+        }
         default:
             return false;
     }
