@@ -24,6 +24,7 @@ from pathlib import Path
 
 from bexplore.errors import BexploreError
 from bexplore.host.json_files import cache_folder, read_json, write_json
+from bexplore.host.machine import num_threads, processor_name
 from bexplore.host.records import from_record, to_record
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import Job
@@ -34,7 +35,9 @@ _FOLDER = "traces"
 MAX_ENTRIES = 100  # each is some 20 KiB
 _FORMAT = 7  # of an entry; entries of other formats are ignored
 _INSTALLED = ("site-packages", "dist-packages")
-_COMPILER_VARIABLES = "TORCHINDUCTOR_"  # environment variables that change what the compiler does ...
+# Beginnings of environment variables that change what the compiler does, which kernels of the processor run, and which
+# workspaces libraries take ...
+_VARIABLES = ("TORCHINDUCTOR_", "ATEN_CPU_", "CUBLAS", "HIPBLAS", "ROCBLAS", "TORCH_CUBLAS")
 _PLACES = ("TORCHINDUCTOR_CACHE_DIR",)  # ... and those that do not
 # Errors of reading an entry that is damaged, or whose sources are gone.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, metadata.PackageNotFoundError, BexploreError)
@@ -104,16 +107,16 @@ def _list_entries(pattern: str) -> list[Path]:
 
 def _make_key(job: Job, gpu: GpuProperties | None) -> str:
     variables = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(_COMPILER_VARIABLES) and name not in _PLACES
+        name: value for name, value in os.environ.items() if name.startswith(_VARIABLES) and name not in _PLACES
     }
     device = None if gpu is None else to_record(gpu)
+    processor = processor_name(), num_threads()  # a convolution's memory depends on both
     parts = [
         hidden_record(job.as_record(), by_value=False),
         metadata.version("torch"),
         sys.version_info[:2],
         device,
+        processor,
         variables,
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -54,14 +54,34 @@ def test_a_trace_whose_sources_are_not_what_they_were_is_not_remembered(sources)
     assert recall(Job(workload="decoder"), gpu=None) is None
 
 
-def test_a_trace_is_remembered_for_its_own_job_and_settings_alone(monkeypatch):
+def test_a_trace_is_remembered_for_its_own_job_and_device_alone():
     job = Job(workload="decoder")
     remember(job, TRACE, UNCHANGED, gpu=None)
     assert recall(job, gpu=None) is not None
     assert recall(Job(workload="decoder", sequence_length=128), gpu=None) is None
     assert recall(job, gpu=H100) is None
-    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
-    assert recall(job, gpu=None) is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TORCHINDUCTOR_MAX_AUTOTUNE", "1"),
+        ("CUBLAS_WORKSPACE_CONFIG", ":16:8"),
+        ("TORCH_CUBLAS_WORKSPACE_CACHE", "1"),
+        ("ATEN_CPU_CAPABILITY", "avx2"),
+        ("OMP_NUM_THREADS", "97"),
+    ],
+)
+def test_a_trace_is_not_remembered_where_a_variable_changes_its_memory(monkeypatch, variable, value):
+    remember(Job(workload="decoder"), TRACE, UNCHANGED, gpu=None)
+    monkeypatch.setenv(variable, value)
+    assert recall(Job(workload="decoder"), gpu=None) is None
+
+
+def test_a_trace_of_another_processor_is_not_remembered(monkeypatch):
+    remember(Job(workload="decoder"), TRACE, UNCHANGED, gpu=None)
+    monkeypatch.setattr(cache, "processor_name", lambda: "another processor")
+    assert recall(Job(workload="decoder"), gpu=None) is None
 
 
 def test_what_was_changed_during_the_trace_says_nothing_about_it():
