@@ -25,7 +25,7 @@ PASS_TIME_S = 1.0
 _SPEEDS = (
     *("relative_performance", "relative_performance_interval", "confidence", "samples_per_s", "total_samples_per_s"),
     *("pass_time_s", "update_time_s", "regret_bound_90", "left_to_gain", "training_time_s", "next_probe_s"),
-    *("next_probe_saves", "smallest_within_tolerance", "memory_saved_bytes"),
+    *("next_probe_saves", "next_probe_must_save", "smallest_within_tolerance", "memory_saved_bytes"),
 )
 _SPEEDS_THAT_KEEP = ("samples_per_s", "relative_performance", "confidence", "over_recommended", "step_time_s")
 _TIMES_OF_RANKS = (

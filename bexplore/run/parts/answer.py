@@ -48,6 +48,7 @@ class AnswerPart:
     training_samples: int | None = None
     next_probe_s: float | None = None  # seconds of the further probe that would save most
     next_probe_saves: float | None = None  # share of `training_time_s` that it is expected to save
+    next_probe_must_save: float | None = None  # how many times its cost it had to be expected to save, to be run
     # Tokens of a sample, without padding, to which a command's steps are adjusted; None where they show none.
     tokens_per_sample: float | None = None
     smallest_within_tolerance: int | None = None  # the smallest size that ran within the indifference zone of the best
@@ -63,6 +64,7 @@ class AnswerPart:
             training_time_s=further.training_time_s if further else None,
             next_probe_s=further.cost_s if further else None,
             next_probe_saves=further.saves if further else None,
+            next_probe_must_save=further.least_times if further else None,
             smallest_within_tolerance=searched.smallest_within_tolerance,
             memory_saved_bytes=searched.memory_saved_bytes,
         )
@@ -103,9 +105,12 @@ class AnswerPart:
             return f"{share:.1%} in expectation, {at}"
         saved = "next to nothing" if saves * training_s < 1.0 else format_seconds(saves * training_s)
         training = format_seconds(training_s) + ("" if self.training_samples is None else " by the file's steps")
+        cost_s, times = self.next_probe_s or 0.0, self.next_probe_must_save or 1.0
+        pays = times > 1.0 and cost_s < saves * training_s <= times * cost_s
+        enough = f"; by then it must save {times:g} times its cost" if pays else ""
         return (
             f"{share:.1%} in expectation, {format_seconds(share * training_s)} of {training}, {at}; "
-            f"another probe costs {format_seconds(self.next_probe_s)} and is expected to save {saved}"
+            f"another probe costs {format_seconds(cost_s)} and is expected to save {saved}{enough}"
         )
 
     def score_words(self, tolerance: float) -> str | None:

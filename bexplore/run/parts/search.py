@@ -16,7 +16,7 @@ from bexplore.units import counted, format_seconds
 
 STOP_REASONS: dict[str, str] = {
     StopReason.TARGET_CONFIDENCE: "the requested confidence{target} is reached",
-    StopReason.COSTS_MORE_THAN_IT_SAVES: "another probe would cost more than it is expected to save",
+    StopReason.COSTS_MORE_THAN_IT_SAVES: "another probe is not expected to save enough for its cost",
     StopReason.NOTHING_LEFT: "no further probe is worth its cost",
     StopReason.MAX_PROBES: "the allowed number of probes is used up; a larger explore.max_probes searches on",
     StopReason.TIME_BUDGET: "the allowed time is used up; a larger explore.time_budget searches on",

@@ -145,15 +145,18 @@ def test_eager_passes_are_not_timed_where_nobody_asks_for_them(tmp_path):
 
 
 def test_the_result_tells_what_is_left_to_gain_and_what_another_probe_would_cost_and_save(tmp_path):
-    further = NextProbe(index=2, micro_batch_size=4, saves=0.002, cost_s=40.0, training_time_s=36_000.0)
-    told = ("left_to_gain", "training_time_s", "next_probe_s", "next_probe_saves", "training_samples")
+    further = NextProbe(
+        index=2, micro_batch_size=4, saves=0.002, cost_s=40.0, training_time_s=36_000.0, least_times=4.0
+    )
+    of_probe = ("next_probe_s", "next_probe_saves", "next_probe_must_save")
+    told = ("left_to_gain", "training_time_s", *of_probe, "training_samples")
 
     result, _ = concluded(tmp_path, (1.0,), next_probe=further)
-    assert [getattr(result.answer, name) for name in told] == [0.006, 36_000.0, 40.0, 0.002, None]
+    assert [getattr(result.answer, name) for name in told] == [0.006, 36_000.0, 40.0, 0.002, 4.0, None]
 
     (tmp_path / "apart").mkdir()
     result, _ = concluded(tmp_path / "apart", (1.0,))
-    assert [getattr(result.answer, name) for name in told] == [0.006, None, None, None, None]
+    assert [getattr(result.answer, name) for name in told] == [0.006, None, None, None, None, None]
 
 
 def test_gradients_are_compared_with_those_of_the_smallest_size_that_ran(tmp_path):

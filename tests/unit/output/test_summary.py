@@ -172,11 +172,13 @@ def test_the_remaining_gain_and_another_probes_cost_are_told():
     economy = {"left_to_gain": 0.006, "training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 4e-4}
     dear = words(result(confidence=86, stop_reason="costs_more_than_it_saves", **economy))
 
-    assert "ended because another probe would cost more than it is expected to save" in dear
+    assert "ended because another probe is not expected to save enough for its cost" in dear
     assert (
         "  remaining gain   0.6% in expectation, 3 min 36 s of 10 h, at a score of 86; "
         "another probe costs 40.0 s and is expected to save 14.4 s\n" in dear
     )
+    late = words(result(**economy | {"next_probe_saves": 4e-3, "next_probe_must_save": 4.0}))
+    assert "costs 40.0 s and is expected to save 2 min 24 s; by then it must save 4 times its cost\n" in late
     steps = words(result(**economy | {"training_samples": 1000, "next_probe_saves": 1e-6}))
     assert "of 10 h by the file's steps, at a score of 91; another probe costs 40.0 s" in steps
     assert "expected to save next to nothing\n" in steps
