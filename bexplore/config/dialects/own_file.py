@@ -105,8 +105,9 @@ def suggest_command(path: Path, family: Family | None = None, values: Values | N
     text = script.read_text(errors="replace") if script is not None else ""
     config = _CONFIG_OPTIONS.search(text)
     output = _OUTPUT_OPTIONS.search(text)
-    words = ["python", str(script or "train.py")]
-    words += [config[1] if config else "--config", "{config}"]
+    words = ["python", str(script or "train.py"), config[1] if config else "--config", "{config}"]
+    if config and not output:  # its options are there, and none is a folder
+        return f"bexplore explore {path} --writes-are-fine -- {' '.join(words)}"
     words += [output[1] if output else "--out", "{output_dir}"]
     return f"bexplore explore {path} -- {' '.join(words)}"
 

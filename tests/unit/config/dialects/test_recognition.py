@@ -160,6 +160,16 @@ def test_the_script_beside_the_file_is_in_the_line_with_its_options(tmp_path):
     assert f"-- python {tmp_path}/train_net.py --cfg-file {{config}} --save_dir {{output_dir}}" in raised.value.hint
 
 
+def test_a_script_without_an_output_option_gets_none_in_the_line(tmp_path):
+    (tmp_path / "train.py").write_text('p.add_argument("-c", "--config")\np.add_argument("--resume")\n')
+
+    with pytest.raises(UserInputError) as raised:
+        load(tmp_path, "SOLVER:\n  BATCH: 8\n")
+
+    assert f" --writes-are-fine -- python {tmp_path}/train.py --config {{config}}" in raised.value.hint
+    assert "{output_dir}" not in raised.value.hint
+
+
 def test_dialect_none_is_a_file_of_ones_own(tmp_path):
     config = load(tmp_path, ARGUMENTS, "explore.dialect=none", 'explore.command=["t", "{config}"]')
     assert config.layout == "command"
