@@ -92,6 +92,9 @@ OF_NO_SIZE = (
     "IsADirectoryError",
     "JSONDecodeError",
 )
+# What a program says that trains in a new folder alone, before its first batch. Source: `errno.EEXIST` and `ENOTEMPTY`,
+# Python's `FileExistsError`, transformers ("already exists and is not empty").
+_FOLDER_EXISTS = re.compile(r"FileExistsError|\bFile exists\b|\balready exists?\b|\bnot empty\b", re.IGNORECASE)
 # Standard deviation of the elements of a sample between steps, over their mean, from which batches differ in length.
 # Source: chosen; a step that is longer by as much is slower by about that.
 DIFFERENT = 0.1
@@ -328,6 +331,14 @@ class Judge:
         learned, opened = self.learned, watched.opened
         if opened.is_reused or failure.outcome is not Outcome.CRASHED or failure.ended_by or not failure.is_early:
             return None
+        if _FOLDER_EXISTS.search(failure.reason):
+            used = "output_dir" in self.command.placeholders
+            place = "in place of {output_dir}" if used else "where it takes its output folder, in a key of its file too"
+            return UserProgramError(
+                f"the command wants an output folder that is not there yet: {failure.reason}",
+                hint=f"write {{output_dir}}/run {place}",
+                traceback_text=failure.traceback_text,
+            )
         if learned.sizes.arrived:
             return None
         given = opened.capacity or blank.micro_batch_size

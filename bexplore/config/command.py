@@ -60,6 +60,11 @@ class CommandFile:
         """The placeholders that the keys of the file stand for."""
         return {key.name for key in self.keys}
 
+    @property
+    def texts(self) -> list[str]:
+        """The texts in which placeholders are filled in."""
+        return [self.text, *(value for value in self.probing.values() if isinstance(value, str))]
+
     def paths(self, name: str) -> list[KeyPath]:
         """Return the paths of the keys of one placeholder."""
         return [key.path for key in self.keys if key.name == name]
@@ -115,7 +120,7 @@ class Command:
     @property
     def placeholders(self) -> set[str]:
         """The placeholders that the command, its environment and its file use."""
-        texts = [*self.argv, *self.env.values(), *([self.file.text] if self.file else [])]
+        texts = [*self.argv, *self.env.values(), *(self.file.texts if self.file else [])]
         written = {name for text in texts for name in _PLACEHOLDER.findall(text) if name in PLACEHOLDERS}
         return written | (self.file.names if self.file else set())
 

@@ -86,6 +86,31 @@ def test_a_bug_before_the_first_batch_costs_two_starts_at_most(tmp_path, before,
     assert num_starts(tmp_path) <= most
 
 
+def test_a_training_that_wants_a_new_output_folder_is_told_how_to_get_one_each_start(tmp_path):
+    runner = runner_of(program(tmp_path, before="import os; os.mkdir('out')"), tmp_path)
+    assert runner(search_probe_of(1)).is_measured
+    runner.close()
+
+    with pytest.raises(UserProgramError, match="an output folder that is not there yet: FileExistsError") as raised:
+        runner.run(search_probe_of(3), None)
+
+    assert "write {output_dir}/run where it takes its output folder" in raised.value.hint
+
+
+def test_a_training_that_refuses_the_folder_of_its_start_may_have_one_within_it(tmp_path):
+    words = program(tmp_path, before="import os; os.mkdir(sys.argv[2])")
+
+    with pytest.raises(UserProgramError, match="wants an output folder that is not there yet") as raised:
+        runner_of((*words, "{output_dir}"), tmp_path)(search_probe_of(1))
+
+    assert raised.value.hint == "write {output_dir}/run in place of {output_dir}"
+    runner = runner_of((*words, "{output_dir}/run"), tmp_path)
+    try:
+        assert runner(search_probe_of(1)).is_measured
+    finally:
+        runner.close()
+
+
 def test_a_check_of_the_size_before_the_first_batch_is_of_that_size_alone(tmp_path):
     before = "if size % 8: raise ValueError('the batch size must be divisible by 8')"
     runner = runner_of(program(tmp_path, before=before), tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.dialects.family import Family, Likeness, find_sizes
-from bexplore.config.document import Document, Override
+from bexplore.config.document import Document, Override, dotted_path
 from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.values import Values
 from bexplore.errors import UserInputError
@@ -21,6 +21,7 @@ _CONFIG_OPTIONS = re.compile(r"""["'](--(?:config|cfg|conf|yaml|params|hparams|o
 _OUTPUT_OPTIONS = re.compile(
     r"""["'](--(?:out(?:put)?|save|log|work|exp|checkpoint)(?:[-_]?(?:dir|path|folder))?)["']"""
 )
+_OUTPUT_KEY = re.compile(r"(?:out(?:put)?|save|work|exp)_?(?:dir|path|folder)", re.IGNORECASE)
 
 
 def find_words(document: Document) -> Iterator[KeyPath]:
@@ -88,14 +89,30 @@ def refuse_own_file(document: Document, likeness: Likeness | None, guess: str = 
     if likeness is not None and resembles:
         message += f": it resembles {likeness.family.title} by {', '.join(likeness.evidence)}"
         message += f", which reads no {', '.join(likeness.against[:2])}" if likeness.against else ""
-    lines = [guess, f"type your training command behind it: {suggest_command(document.path)}"]
+    keys = [*map(dotted_path, _find_output_keys(document.values, ()))]
+    line = suggest_command(document.path, output_key=keys[0] if len(keys) == 1 else "")
+    lines = [guess, f"type your training command behind it: {line}"]
     if likeness is not None and resembles:
         lines.append(f"or explore.dialect: {likeness.family.name}, if it is one")
     return UserInputError(message, hint="\n".join(filter(None, lines)))
 
 
-def suggest_command(path: Path, family: Family | None = None, values: Values | None = None) -> str:
-    """Return the line to type for a file: the family's, or that of the script which lies beside it."""
+def _find_output_keys(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """Yield the paths of keys that are named as the folder of a training's output is."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _find_output_keys(inner, (*path, key))
+    elif isinstance(value, str | None) and path and _OUTPUT_KEY.fullmatch(str(path[-1])):
+        yield path
+
+
+def suggest_command(
+    path: Path, family: Family | None = None, values: Values | None = None, *, output_key: str = ""
+) -> str:
+    """Return the line to type for a file: the family's, or that of the script which lies beside it.
+
+    `output_key` is the key of the file that holds the folder of the output; empty where none is known.
+    """
     program = None if family is None or values is None else family.find_program(values, 1)
     if program is not None:
         return f"bexplore explore {path} -- {' '.join(program.line)}"
@@ -107,7 +124,8 @@ def suggest_command(path: Path, family: Family | None = None, values: Values | N
     output = _OUTPUT_OPTIONS.search(text)
     words = ["python", str(script or "train.py"), config[1] if config else "--config", "{config}"]
     if config and not output:  # its options are there, and none is a folder
-        return f"bexplore explore {path} --writes-are-fine -- {' '.join(words)}"
+        place = f"--set {output_key}={{output_dir}}" if output_key else "--writes-are-fine"
+        return f"bexplore explore {path} {place} -- {' '.join(words)}"
     words += [output[1] if output else "--out", "{output_dir}"]
     return f"bexplore explore {path} -- {' '.join(words)}"
 

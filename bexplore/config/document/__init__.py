@@ -140,7 +140,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """One `--set a.b=c`, its value read as YAML."""
+    """One `--set a.b=c`, its value read as YAML where no placeholder begins it."""
 
     parts: tuple[str, ...]
     value: Any
@@ -158,7 +158,8 @@ class Override:
         if not equals or not all(parts):
             raise UserInputError(f'--set needs key=value, not "{show(hidden(text))}"', hint="type --set explore.seed=1")
         source = f"--set {show(_without_values(dotted, written))}"
-        return cls(parts=parts, value=YamlReader(source).read(written), source=source)
+        is_placeholder = re.match(r"\{\w+\}", written)  # of a training command; to YAML it is a mapping
+        return cls(parts=parts, value=written if is_placeholder else YamlReader(source).read(written), source=source)
 
 
 def _without_values(dotted: str, written: str) -> str:

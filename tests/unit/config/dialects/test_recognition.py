@@ -169,6 +169,20 @@ def test_a_script_without_an_output_option_gets_none_in_the_line(tmp_path):
     assert f" --writes-are-fine -- python {tmp_path}/train.py --config {{config}}" in raised.value.hint
     assert "{output_dir}" not in raised.value.hint
 
+    with pytest.raises(UserInputError) as raised:
+        load(tmp_path, "train: {batch_size: explore, output_dir: runs}\n")
+    assert " --set train.output_dir={output_dir} -- python " in raised.value.hint
+
+
+def test_a_key_that_is_set_to_a_placeholder_hands_each_start_its_folder(tmp_path):
+    words = ("train.output_dir={output_dir}/run", 'explore.command=["t", "{config}"]')
+    (tmp_path / "job.yaml").write_text("train: {batch_size: explore, output_dir: runs}\n")
+    command = load_config(tmp_path / "job.yaml", overrides=list(words)).command  # without a consent
+
+    values = command.values(micro_batch_size=4, accumulation=1, num_replicas=1, folder=Path("/runs"))
+    assert "output_dir" in command.placeholders
+    assert command.file.copy(values) == 'train: {batch_size: 4, output_dir: "/runs/output/run"}\n'
+
 
 def test_dialect_none_is_a_file_of_ones_own(tmp_path):
     config = load(tmp_path, ARGUMENTS, "explore.dialect=none", 'explore.command=["t", "{config}"]')

@@ -274,6 +274,8 @@ CALLBACKS = "init:\n  callbacks:\n  - Flags: {csx.speed.size: 4}\n  - Other: {}\
         ("other.callbacks.New.k=1", ("other", "callbacks", 0, "New", "k"), 1),
         ("init.x=", ("init", "x"), None),
         ("init.x=a=b", ("init", "x"), "a=b"),
+        ("init.x={output_dir}", ("init", "x"), "{output_dir}"),
+        ("init.x={output_dir}/run", ("init", "x"), "{output_dir}/run"),
     ],
 )
 def test_an_override_finds_its_place(tmp_path, text, path, value):
