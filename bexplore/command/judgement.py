@@ -94,7 +94,10 @@ OF_NO_SIZE = (
 )
 # What a program says that trains in a new folder alone, before its first batch. Source: `errno.EEXIST` and `ENOTEMPTY`,
 # Python's `FileExistsError`, transformers ("already exists and is not empty").
-_FOLDER_EXISTS = re.compile(r"FileExistsError|\bFile exists\b|\balready exists?\b|\bnot empty\b", re.IGNORECASE)
+_FOLDER_EXISTS = re.compile(
+    r"FileExistsError|\bFile exists\b|(?=.*(?:dir|folder|path)).*\b(?:already exists?|not empty)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 # Standard deviation of the elements of a sample between steps, over their mean, from which batches differ in length.
 # Source: chosen; a step that is longer by as much is slower by about that.
 DIFFERENT = 0.1

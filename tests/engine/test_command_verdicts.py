@@ -73,6 +73,7 @@ def num_starts(folder: Path) -> int:
         ("raise ValueError('unknown schedule: cosin')", 2, "cosin"),
         ("import argparse; argparse.ArgumentParser().parse_args(['--adam'])", 2, "unrecognized arguments: --adam"),
         ("sys.exit('no data set')", 2, "no data set"),
+        ("raise RuntimeError('the queue is not empty')", 2, "the queue is not empty"),
     ],
 )
 def test_a_bug_before_the_first_batch_costs_two_starts_at_most(tmp_path, before, most, words):
