@@ -17,6 +17,7 @@ from bexplore.host.locks import locked, present
 from bexplore.measurement.probe import Observation, Purpose, Runner
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import Decision, StopReason
+from bexplore.search.policy.first_probe import only_base_runs
 from bexplore.search.policy.keep_batch_size import decide as decide_keeping
 from bexplore.search.posterior.joint import ONE_VARIANT, Variant
 from bexplore.search.recommendation import Recommendation, consistent_with, recommend
@@ -162,9 +163,15 @@ class _Loop:
             if best is not None:
                 trials.publish(self.study, best)
         yield ProbeFinished(observation=observation, posterior=decision.posterior)
-        if best is not None:
+        if best is not None and not self._may_be_broken():
             yield self._timed(best)
         return None
+
+    def _may_be_broken(self) -> bool:
+        """Return whether the search would end here without an answer: only its base ran, and other sizes crashed."""
+        with storage_errors():
+            evidence = _all_evidence(self.study)
+        return only_base_runs(self.sampler.space, [item for item in evidence if not item.variant])
 
     def keep_batch_size(
         self, searched: Result, free: Recommendation, keeping: KeepBatchSize

@@ -364,6 +364,18 @@ def test_where_nothing_but_the_base_runs_there_is_no_answer():
     assert all(probe.purpose is not Purpose.VERIFY for probe in runner.probes)
 
 
+def test_a_size_is_not_recommended_while_every_other_that_was_tried_crashes():
+    runner = FailingRunner(lambda size: size > 1)
+    told = []
+
+    with pytest.raises(UserProgramError):
+        for event in run_search(runner, space=Space.from_sizes(range(1, 257)), settings=SearchSettings()):
+            told += [event] if isinstance(event, Recommendation) else []
+
+    assert all(len(one.speeds) == 1 and one.confidence < 10 for one in told)
+    assert len(told) <= 1  # after the base, before a size has crashed
+
+
 def test_what_to_know_of_the_program_is_among_the_results_warnings():
     class Unseen(CurveRunner):
         def __call__(self, probe: Probe) -> Observation:
