@@ -285,6 +285,7 @@ def _make_file(problems: Problems, text: str, own: FamilyFile | None, fixed_accu
         keys = list(_find_family_keys(own, sizes))
     if fixed_accumulation is not None:
         keys = [key for key in keys if key.name != "accumulation"]
+    keys = [key for key in keys if key.name != "output_dir" or "{output_dir}" not in str(document.get(key.path))]
     probing = {} if own is None else dict(_find_probing(own))
     probing |= _find_overrides(document, {key.path for key in keys})
     name = document.path.name

@@ -184,6 +184,14 @@ def test_a_key_that_is_set_to_a_placeholder_hands_each_start_its_folder(tmp_path
     assert command.file.copy(values) == 'train: {batch_size: 4, output_dir: "/runs/output/run"}\n'
 
 
+def test_a_familys_output_key_may_be_set_to_a_folder_within(tmp_path):
+    words = ("output_dir={output_dir}/run", 'explore.command=["t", "{config}"]')
+    command = load(tmp_path, f"{ARGUMENTS}output_dir: runs\n", *words).command
+
+    values = command.values(micro_batch_size=4, accumulation=1, num_replicas=1, folder=Path("/runs"))
+    assert command.file.copy(values).endswith('output_dir: "/runs/output/run"\n')
+
+
 def test_dialect_none_is_a_file_of_ones_own(tmp_path):
     config = load(tmp_path, ARGUMENTS, "explore.dialect=none", 'explore.command=["t", "{config}"]')
     assert config.layout == "command"
