@@ -123,6 +123,11 @@ class JobEvidence:
         """Whether the device is known not to be the CPU."""
         return self.device_kind not in ("cpu", "auto", "")
 
+    @property
+    def refused(self) -> list[int]:
+        """Return the sizes that did not fit into memory."""
+        return [item.micro_batch_size for item in self.observations if item.outcome is Outcome.OUT_OF_MEMORY]
+
     @cached_property
     def speeds(self) -> dict[int, float]:
         """Return the median samples/s by size, of the one kind of compilation that ran most sizes."""
@@ -364,7 +369,7 @@ def _find_full_arithmetic(evidence: JobEvidence) -> Values | None:
     "launch",
     "launch overhead is the limit: a pass of size {size} takes {time}, one of size {half_micro_batch_size} "
     "{half_time}{idle}",
-    "larger sizes, or explore.compile: {{mode: reduce-overhead}} (CUDA graphs; to accumulate with them, "
+    "{larger}explore.compile: {{mode: reduce-overhead}} (CUDA graphs; to accumulate with them, "
     "allocate .grad once and clear with zero_grad(set_to_none=False))",
 )
 def _find_launches(evidence: JobEvidence) -> Values | None:
@@ -385,11 +390,19 @@ def _find_launches(evidence: JobEvidence) -> Values | None:
         "pass_time_s": pass_s[best],
         "half_micro_batch_size": half,
         "half_pass_time_s": pass_s[half],
+        "larger": _name_larger_sizes(evidence),
         "size": str(best),
         "time": format_seconds(pass_s[best]),
         "half_time": format_seconds(pass_s[half]),
         "idle": "" if utilization is None else f", and only {utilization:.0%} of the peak arithmetic is used",
     } | ({} if utilization is None else {"mfu": utilization})
+
+
+def _name_larger_sizes(evidence: JobEvidence) -> str:
+    """Return the way to larger sizes; empty where those that ran were not faster, or the next one does not fit."""
+    if evidence.best < max(evidence.speeds) or evidence.refused:
+        return ""
+    return "a larger max, or " if evidence.maximum == evidence.best else "larger sizes, or "
 
 
 def _find_little_growth(evidence: JobEvidence) -> Values | None:
@@ -443,8 +456,7 @@ def _find_saturation(evidence: JobEvidence) -> Values | None:
 )
 def _find_full_memory(evidence: JobEvidence) -> Values | None:
     # Throughput that still grows where the memory ends.
-    refused = [item.micro_batch_size for item in evidence.observations if item.outcome is Outcome.OUT_OF_MEMORY]
-    growth = _find_growth_at_end(evidence)
+    growth, refused = _find_growth_at_end(evidence), evidence.refused
     return {**growth, "refused_micro_batch_size": min(refused)} if growth and refused else None
 
 

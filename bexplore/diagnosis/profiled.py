@@ -127,7 +127,7 @@ def _find_waiting_for_batches(case: _ProfileCase) -> Values | None:
     "launch",
     "launch overhead is the limit: the device is idle for {idle} of a profiled step, which has {num_kernels:.0f} "
     "kernels of {kernel} (median)",
-    "larger sizes, explore.compile: {{mode: reduce-overhead}} (CUDA graphs), or fewer graph breaks",
+    "explore.compile: {{mode: reduce-overhead}} (CUDA graphs), or fewer graph breaks",
 )
 def _find_idle_device(case: _ProfileCase) -> Values | None:
     profile = case.profile

@@ -65,6 +65,22 @@ def test_a_pass_that_never_takes_longer_is_launch_overhead():
 
 
 @pytest.mark.parametrize(
+    ("best", "refused", "maximum", "action"),
+    [
+        (8, None, None, "larger sizes, or explore.compile"),
+        (8, None, 8, "a larger max, or explore.compile"),
+        (8, 16, None, "explore.compile"),  # the next one does not fit
+        (4, None, None, "explore.compile"),  # the larger one that ran was slower
+    ],
+)
+def test_larger_sizes_are_advised_against_launches_only_where_they_may_be_had(best, refused, maximum, action):
+    ran = sweep({1: 0.010, 2: 0.0101, 4: 0.0102, 8: 0.0103}, refused=refused)
+    fields = {"micro_batch_size": best, "accumulation_steps": 1, "device_info": GPU, "maximum": maximum}
+    launch = next(one for one in found_in(JOB, ran, **fields) if one.kind == "launch")
+    assert launch.action.startswith(action)
+
+
+@pytest.mark.parametrize(
     ("shares", "found"), [({"host": 0.3, "launch": 0.3}, ["launch"]), ({"arithmetic": 0.7, "launch": 0.3}, [])]
 )
 def test_an_estimated_pass_is_limited_by_its_launches_only_where_these_are_most_of_it(shares, found):
