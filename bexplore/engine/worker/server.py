@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import importlib
 import os
-import sys
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from bexplore.engine.protocol import messages
 from bexplore.engine.protocol.messages import (
@@ -39,6 +39,7 @@ from bexplore.trace.cache import find_imported_sources
 # Files in which a rank waits for others, and the function in which a collective of a backward pass may.
 _OF_RANKS = ("/torch/distributed/", "/engine/worker/ranks.py", "/torch/nn/parallel/")
 _BACKWARD = "_engine_run_backward"
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)  # of `faulthandler`
 
 # What a trace may take of the memory of a device that is here: it computes nothing there. Bytes.
 TRACE_DEVICE_BYTES = 256 * 2**20
@@ -50,6 +51,14 @@ _APART = {
     messages.OpenStore: "ranks",
     messages.Join: "ranks",
 }
+
+
+class Frame(NamedTuple):
+    """A call that a thread is in."""
+
+    path: str
+    line: int
+    name: str
 
 
 def serve(connection: Connection, *, place: Place, preload: Sequence[str] = ()) -> None:
@@ -91,7 +100,7 @@ def listen(connection: Connection, requests: SimpleQueue[Request], sender: Sende
         try:
             request = receive(connection, (Request,))
             if isinstance(request, WhereAreYou):
-                sender.send(whereabouts(sys._current_frames().get(threading.main_thread().ident or 0)))
+                sender.send(find_whereabouts(read_frames(threading.main_thread().ident or 0)))
             else:
                 requests.put(request)
         except (EOFError, OSError):
@@ -100,20 +109,29 @@ def listen(connection: Connection, requests: SimpleQueue[Request], sender: Sende
             return
 
 
-def whereabouts(frame: FrameType | None) -> Whereabouts:
-    """Return what a thread does, by its innermost frame; None for a thread that is not there."""
-    inner, place = frame, ""
-    while frame is not None and not place:
-        path = frame.f_code.co_filename
-        if not any(part in path for part in (*_OF_RANKS, "/torch/", "<")):
-            place = f"{Path(path).name}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    waits = False
-    while inner is not None:
-        code = inner.f_code
-        waits = waits or code.co_name == _BACKWARD or any(part in code.co_filename for part in _OF_RANKS)
-        inner = inner.f_back
+def find_whereabouts(frames: Sequence[Frame]) -> Whereabouts:
+    """Return what a thread does, by its frames, innermost first."""
+    yours = [one for one in frames if not any(part in one.path for part in (*_OF_RANKS, "/torch/", "<"))]
+    waits = any(one.name == _BACKWARD or any(part in one.path for part in _OF_RANKS) for one in frames)
+    place = f"{Path(yours[0].path).name}:{yours[0].line} in {yours[0].name}" if yours else ""
     return Whereabouts(place=place, waits_for_ranks=waits)
+
+
+def read_frames(thread: int) -> list[Frame]:
+    """Return where a thread is, innermost frame first, at most 100; none for a thread that is not there.
+
+    `faulthandler` reads them in one call. Frame objects of a thread that runs (`sys._current_frames`) are not safe:
+    torch.compile evaluates frames itself, and following `f_back` now and then crashes the process.
+    """
+    file = os.memfd_create("frames")
+    try:
+        faulthandler.dump_traceback(file, all_threads=True)
+        text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+    finally:
+        os.close(file)
+    _, _, rest = text.partition(f"hread 0x{thread:016x} ")  # or "Current thread"
+    found = _FRAME.findall(rest.partition("\n\n")[0])
+    return [Frame(path, int(line), name) for path, line, name in found]
 
 
 def _identity(connection: Connection) -> tuple[int, int] | None:

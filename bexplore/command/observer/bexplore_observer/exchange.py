@@ -21,8 +21,8 @@ systems of several hosts promise what is there now.
 from __future__ import annotations
 
 import os
-import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -172,34 +172,61 @@ def begin_pulse(observer: Observer) -> None:
     """Let a thread give signs of life from the first step on: sampling, generation and the like call no hook."""
     import _thread  # unlike `threading`, it shows the training no further thread
 
-    _thread.start_new_thread(_give_pulse, (observer,))
+    _thread.start_new_thread(_give_pulse, (weakref.ref(observer),))
 
 
-def _give_pulse(observer: Observer) -> None:
-    try:
-        before: list[tuple[int, int]] | None = None
-        used_s, at_s = time.process_time(), time.monotonic()
-        while True:
-            time.sleep(SIGN_S)
-            now_used_s, now_s, place = time.process_time(), time.monotonic(), _find_code(observer.thread)
+def _give_pulse(find_observer: Callable[[], Observer | None]) -> None:
+    """Give signs of life until the observer is gone."""
+    main_thread = MainThread()
+    used_s, at_s = time.process_time(), time.monotonic()
+    while True:
+        time.sleep(SIGN_S)
+        observer = find_observer()
+        if observer is None:
+            return
+        try:
+            now_used_s, now_s = time.process_time(), time.monotonic()
             is_busy = now_used_s - used_s > WORKING_SHARE * (now_s - at_s)
-            is_working = is_busy and (place != before or observer.is_idle_in_wait())
+            used_s, at_s = now_used_s, now_s
+            has_run = main_thread.has_run()
+            is_working = is_busy and (has_run or not observer.polls_in_wait())
             if not observer.is_done and (is_working or observer.num_saving):
                 observer.exchange.num_signs += 1
                 observer.exchange.give_sign()
-            before, used_s, at_s = place, now_used_s, now_s
-    except Exception as error:
-        observer.note("pulse", error)
+        except Exception as error:
+            observer.note("pulse", error)
+            return
+        del observer
 
 
-def _find_code(thread: int | None) -> list[tuple[int, int]]:
-    """Return where the code of a thread is: a call that waits for others stays where it is."""
-    found = []
-    frame = None if thread is None else sys._current_frames().get(thread)
-    while frame is not None:
-        found.append((id(frame.f_code), frame.f_lasti))
-        frame = frame.f_back
-    return found
+class MainThread:
+    """Tells whether the main thread runs Python code: one that waits in a collective does not.
+
+    CPython makes a pending call as soon as the main thread runs code again. The call here is one of C, so that no code
+    runs in between that of the training. To look at the frames of the thread would tell less, for one that releases
+    the interpreter in the same line each time seems to stay there; and it is not safe: torch.compile evaluates frames
+    itself, and following `f_back` of a thread that runs now and then crashes the process.
+    """
+
+    def __init__(self) -> None:
+        import ctypes
+
+        python = ctypes.PyDLL(None)  # not `ctypes.pythonapi`, whose types the training may have set
+        self._add_pending_call = python.Py_AddPendingCall
+        self._add_pending_call.argtypes = (ctypes.c_void_p, ctypes.py_object)
+        self._reverse = ctypes.cast(python.PyList_Reverse, ctypes.c_void_p)
+        self._marks = [False, True]  # reversed by the call
+        python.Py_IncRef(ctypes.py_object(self._marks))  # the call may come after this object
+        self._is_pending = False
+        self.has_run()
+
+    def has_run(self) -> bool:
+        """Return whether the main thread has run code since this was last asked."""
+        has_run = self._marks[0]
+        if has_run or not self._is_pending:
+            self._marks[:] = [False, True]
+            self._is_pending = self._add_pending_call(self._reverse, self._marks) == 0  # else many are pending
+        return has_run
 
 
 def parse_json(text: str) -> Any:

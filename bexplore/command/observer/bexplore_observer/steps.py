@@ -117,10 +117,10 @@ class Observer:
         """Return whether a call of a model just now is a forward pass of the training."""
         return not self.in_backward and not self.is_done and bool(self.torch.is_grad_enabled())
 
-    def is_idle_in_wait(self) -> bool:
-        """Return whether a process that waits for others uses no processor: NCCL's and MPI's poll for them."""
+    def polls_in_wait(self) -> bool:
+        """Return whether the main thread may use a processor while it waits for other ranks, as in NCCL and MPI."""
         _, world_size, backend = find_place(self.torch)
-        return world_size == 1 or backend == "gloo"
+        return world_size > 1 and backend != "gloo" and self.thread == threading.main_thread().ident
 
     def number_of_step(self) -> int:
         """Return the step that what comes now is of."""

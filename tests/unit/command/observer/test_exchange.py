@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bexplore.command.observer.bexplore_observer import exchange as exchange_module
-from bexplore.command.observer.bexplore_observer.exchange import Exchange
+from bexplore.command.observer.bexplore_observer.exchange import Exchange, begin_pulse
 
 
 @pytest.fixture
@@ -101,3 +106,83 @@ def test_a_log_has_a_line_for_each_event(settings, tmp_path):
 
     first, second = (line.split(maxsplit=2)[2] for line in path.read_text().splitlines())
     assert (first, second) == ("step number=1 passes=2", "leaves")
+
+
+# Signs of life by a thread of its own
+
+
+class Training(SimpleNamespace):
+    """What the pulse asks an observer."""
+
+    def polls_in_wait(self) -> bool:
+        return self.polls
+
+
+@pytest.fixture
+def begin(settings, monkeypatch) -> Callable[..., Training]:
+    """Begin the pulse of a training; it beats often, and the process always works."""
+    monkeypatch.setattr(exchange_module, "SIGN_S", 0.01)
+    monkeypatch.setattr(exchange_module, "WORKING_SHARE", -1.0)
+
+    def begin_pulse_of_training(**values: object) -> Training:
+        exchange = Exchange(settings, lambda: (0, 0, 0, 0))
+        training = Training(exchange=exchange, **{"polls": False, "is_done": False, "num_saving": 0} | values)
+        begin_pulse(training)
+        return training
+
+    return begin_pulse_of_training
+
+
+def beats(training: Training) -> bool:
+    """Return whether signs of life come while this thread runs code."""
+    before, until_s = training.exchange.num_signs, time.monotonic() + 20.0
+    while training.exchange.num_signs < before + 3 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return training.exchange.num_signs >= before + 3
+
+
+def wait(training: Training) -> int:
+    """Wait in C for a while; return how many signs of life came."""
+    before = training.exchange.num_signs
+    time.sleep(0.5)
+    return training.exchange.num_signs - before
+
+
+def test_a_busy_process_gives_signs_of_life(begin):
+    training = begin()
+    assert beats(training)
+    assert wait(training) > 2
+
+
+def test_a_wait_that_polls_gives_no_sign_of_life(begin):
+    training = begin(polls=True)
+
+    # This thread releases the interpreter in one line alone: its code goes on nevertheless.
+    assert beats(training)
+    assert wait(training) <= 2
+    assert beats(training)
+
+
+def test_a_checkpoint_gives_signs_of_life(begin):
+    assert wait(begin(polls=True, num_saving=1)) > 2
+
+
+def test_a_training_that_is_over_gives_none(begin):
+    assert wait(begin(is_done=True)) == 0
+
+
+def test_a_pulse_ends_with_its_observer(begin):
+    training = begin()
+    assert beats(training)
+
+    exchange, observer = training.exchange, weakref.ref(training)
+    del training
+    gc.collect()
+    until_s = time.monotonic() + 20.0
+    while observer() is not None and time.monotonic() < until_s:  # the pulse holds it for a moment of each beat
+        time.sleep(0.01)
+    num_signs = exchange.num_signs
+    time.sleep(0.5)
+
+    assert observer() is None
+    assert exchange.num_signs == num_signs

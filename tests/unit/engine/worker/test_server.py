@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import threading
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
@@ -87,14 +88,6 @@ def test_what_a_worker_imports_is_left_out_of_later_collections():
         gc.unfreeze()
 
 
-def frame_of(path: str, name: str = "work"):
-    """A frame whose code lies in a file of this path."""
-    source = f"def {name}():\n    return __import__('sys')._getframe()\n"
-    space: dict = {}
-    exec(compile(source, path, "exec"), space)
-    return space[name]()
-
-
 @pytest.mark.parametrize(
     ("path", "name", "waits"),
     [
@@ -105,12 +98,32 @@ def frame_of(path: str, name: str = "work"):
     ],
 )
 def test_a_worker_reports_whether_it_waits_for_other_ranks(path, name, waits):
-    assert server.whereabouts(frame_of(path, name)).waits_for_ranks is waits
+    frames = [server.Frame("/site-packages/torch/_ops.py", 7, "call"), server.Frame(path, 33, name)]
+    assert server.find_whereabouts(frames).waits_for_ranks is waits
 
 
-def test_a_worker_reports_the_line_of_the_users_code_that_runs():
-    assert server.whereabouts(frame_of("/home/me/model.py", "forward")).place == "model.py:2 in forward"
+def test_a_worker_reports_the_innermost_line_of_the_users_code():
+    frames = [
+        server.Frame("/site-packages/torch/nn/modules/linear.py", 125, "forward"),
+        server.Frame("/home/me/model.py", 33, "forward"),
+        server.Frame("/home/me/train.py", 7, "main"),
+    ]
+    assert server.find_whereabouts(frames).place == "model.py:33 in forward"
+
+
+def test_the_frames_of_a_thread_are_read_innermost_first():
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait)
+    thread.start()
+    try:
+        found = server.read_frames(thread.ident)
+    finally:
+        is_over.set()
+        thread.join()
+
+    assert found[0].name == "wait" and found[-1].name == "_bootstrap"
+    assert found[0].path == threading.__file__ and found[0].line > 1
 
 
 def test_a_thread_that_is_gone_is_nowhere():
-    assert server.whereabouts(None).place == ""
+    assert server.find_whereabouts(server.read_frames(1)).place == ""
