@@ -238,9 +238,9 @@ def test_an_evaluation_that_takes_longer_than_a_hang_may_is_none(run_of, monkeyp
 
 @pytest.mark.parametrize(("how", "ranks"), [("--sample", 1), ("--sample", 2), ("--save", 1), ("--save", 2)])
 def test_an_evaluation_that_reads_nothing_is_no_hang_and_not_of_the_steps(run_of, monkeypatch, how, ranks):
-    monkeypatch.setattr(watch, "HANG_S", 4.0)
+    monkeypatch.setattr(watch, "HANG_S", 8.0)
 
-    observation = run_of(training(how, "10", ranks=ranks))(probe_of(4))
+    observation = run_of(training(how, "16", ranks=ranks))(probe_of(4))
 
     assert observation.is_measured, observation.reason
     assert max(observation.pass_times_s) < 1.0
@@ -258,7 +258,7 @@ def test_a_single_rank_that_sleeps_forever_waits_for_no_other(run_of, monkeypatc
 
 @pytest.mark.on_device
 def test_ranks_that_wait_in_different_collectives_are_ended(run_of, monkeypatch):
-    monkeypatch.setattr(watch, "HANG_S", 4.0)
+    monkeypatch.setattr(watch, "HANG_S", 8.0)
 
     observation = run_of(training("--fault", "forward:collective", "--rank", "1", "--step", "4", ranks=2))(probe_of(4))
 

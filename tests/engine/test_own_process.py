@@ -29,12 +29,14 @@ def test_an_eager_answer_on_a_cpu_is_verified_in_a_process_of_its_own(tmp_path):
     result = events[-1].result
     ran = [event.observation for event in events if hasattr(event, "observation")]
     assert {one.program_name for one in ran} == {"eager"}
-    *search, last = ran
-    assert {one.probe.compilation for one in search if one.probe.purpose is not Purpose.VERIFY} == {Compilation.SHARED}
-    assert (last.probe.purpose, last.probe.compilation) == (Purpose.VERIFY, Compilation.EAGER)
-    assert last.worker not in {one.worker for one in search}
-    assert len(ran) <= 4
-    assert (result.program.compilation, result.micro_batch_size) == ("eager", last.micro_batch_size)
+    verified = [one for one in ran if one.probe.purpose is Purpose.VERIFY]
+    search = [one for one in ran if one.probe.purpose is not Purpose.VERIFY]
+    assert {one.probe.compilation for one in search} == {Compilation.SHARED}
+    assert {one.probe.compilation for one in verified} == {Compilation.EAGER}
+    assert not {one.worker for one in verified} & {one.worker for one in search}
+    assert len(search) <= 3  # one of the four is kept for the answer; where that falls behind another, that one follows
+    assert result.program.compilation == "eager"
+    assert result.micro_batch_size in {one.micro_batch_size for one in verified}
     measured = [one.samples_per_s for one in ran if one.micro_batch_size == result.micro_batch_size]
     assert (
         0.7 * min(measured) <= result.answer.samples_per_s <= 1.3 * max(measured)
