@@ -442,7 +442,12 @@ def _warned(result: Result, warning: str) -> Result:
 
 
 def _with_last_batches(result: Result, observations: Sequence[Observation]) -> Result:
-    """Return the result with a warning where an epoch of a recommended size ends with one sample for a BatchNorm."""
+    """Return the result with a warning where an epoch of a recommended size ends with one sample for a BatchNorm.
+
+    Where size 1 was measured, one sample has several values for each channel, such as those of its pixels or nodes.
+    """
+    if any(one.micro_batch_size == 1 and one.is_measured for one in observations):
+        return result
     second = result.second_answer
     answers = [result.recommendation, second.recommendation if second is not None else None]
     for size in dict.fromkeys(one.micro_batch_size for one in answers if one is not None):

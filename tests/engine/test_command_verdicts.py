@@ -194,3 +194,12 @@ def test_a_command_s_result_says_that_gradients_were_not_compared(tmp_path):
     assert "were not compared" in result.checks.gradient_equivalence["message"]
     assert "BatchNorm1d" in result.checks.gradient_equivalence["message"]
     assert any("the last batch of each epoch has 1 sample at size 8" in text for text in result.warnings)
+
+
+def test_a_last_batch_of_one_sample_is_none_to_warn_of_where_size_1_was_measured(tmp_path):
+    layers = "[torch.nn.Unflatten(1, (1, 4)), torch.nn.BatchNorm1d(1), torch.nn.Flatten(), torch.nn.Linear(4, 4)]"
+    events = explored(program(tmp_path, samples="800001", layers=layers), candidates=[1, 8])
+    result, measured = events[-1].result, [e.observation for e in events if isinstance(e, ProbeFinished)]
+
+    assert {one.details["last_batch"] for one in measured if one.micro_batch_size == 8} == {1}
+    assert not any("the last batch of each epoch" in text for text in result.warnings)
