@@ -270,10 +270,11 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[st
     """
     old, new = _deciding_values(before), _deciding_values(after)
     names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-    return tuple(
+    lines = (
         f"{name.partition('.')[2]}: {old.get(name, 'absent')} -> {new.get(name, 'absent')}"
         for name in ([_COMMAND] if _COMMAND in names else names)
     )
+    return tuple(dict.fromkeys(lines))  # the replicas are of the job and of the search
 
 
 def _deciding_values(meta: Mapping[str, Any]) -> dict[str, str]:

@@ -104,3 +104,9 @@ def test_of_another_training_command_the_words_alone_differ():
     after = {"job": {"model": {"command": ["train", "{micro_batch_size}", "--x"], "code_sha256": {"b.py": "7f"}}}}
 
     assert differences(before, after) == ("model.command: train, {micro_batch_size} -> train, {micro_batch_size}, --x",)
+
+
+def test_a_difference_of_the_job_and_of_its_search_is_told_once():
+    before, after = ({"job": {"num_replicas": n}, "search_specification": {"num_replicas": n}} for n in (1, 2))
+
+    assert differences(before, after) == ("num_replicas: 1 -> 2",)
