@@ -45,6 +45,7 @@ class Layouts:
     is_channels_last: bool = False  # whether it is computed with the channels last: images or weights have them so
     copies_images: bool = False  # whether its images lie otherwise, and are copied
     copies_gradient: bool = False  # whether the gradient of its result does
+    copies_weight: bool = False  # whether its weights do
 
 
 def find_layouts(operator: Any, arguments: Any) -> Layouts:
@@ -61,13 +62,14 @@ def find_layouts(operator: Any, arguments: Any) -> Layouts:
         is_channels_last=is_last,
         copies_images=not _lies_so(images, is_last),
         copies_gradient=operator is BACKWARD and not _lies_so(arguments[0], is_last),
+        copies_weight=not _lies_so(weight, is_last),
     )
 
 
 def _lies_so(tensor: torch.Tensor, is_channels_last: bool) -> bool:
     if not is_channels_last:
         return tensor.is_contiguous()
-    return tensor.stride(1) == 1 or math.prod(tensor.shape[2:]) == 1
+    return tensor.stride(1) == 1 or tensor.shape[1] == 1 or math.prod(tensor.shape[2:]) == 1
 
 
 def size_convolution(
@@ -82,15 +84,18 @@ def size_convolution(
         ends = (result, images) if is_transposed else (images, result)
         own = _Layer(*ends, weight, stride, dilation, groups, itemsize, probe_batch)
         if layouts.is_channels_last:
-            return ((own.count(images) if layouts.copies_images else NOTHING) + own.count(weight),)
+            copied = [(layouts.copies_images, images), (layouts.copies_weight, weight)]
+            copy = sum((own.count(shape) for is_copied, shape in copied if is_copied), start=NOTHING)
+            return (copy + Polynomial(own.size_weights_of_last_channels()),)
         return own.find_sources(is_added_to=bias is not None) if is_transposed else own.find_results()
     gradient, images, weight, _, stride, _, dilation, is_transposed, _, groups, output_mask = shapes
     own = _Layer(images, gradient, weight, stride, dilation, groups, itemsize, probe_batch)
-    copied = [(layouts.copies_images, images), (layouts.copies_gradient, gradient)]
+    copied = [(layouts.copies_images, images), (layouts.copies_gradient, gradient), (layouts.copies_weight, weight)]
     copy = sum((own.count(shape) for is_copied, shape in copied if is_copied), start=NOTHING)
     if layouts.is_channels_last:
+        plain = own.count(weight)
         sums = own.find_sums() if output_mask[1] and own.has_long_kernel else NOTHING
-        return copy + own.count(weight).times(2), copy + Polynomial(own.size_blocked_weights()), copy + sums
+        return copy + plain.times(2), copy + plain + Polynomial(own.size_blocked_weights()), copy + sums
     if is_transposed:
         own = _Layer(gradient, images, weight, stride, dilation, groups, itemsize, probe_batch)
     sizes: tuple[Polynomial, ...] = ()
@@ -216,6 +221,15 @@ class _Layer:
         threads = torch.get_num_threads()
         are_many = points // threads >= _POINTS_OF_A_THREAD
         return (self.count(self.weight).times(_SUMS_OF_A_THREAD) + columns).times(1 if are_many else threads)
+
+    def size_weights_of_last_channels(self) -> int:
+        """Return what the weights take in a forward pass over images whose channels come last.
+
+        They are in blocks where each channel has several kernels of its own.
+        """
+        plain = self.itemsize * math.prod(self.weight)
+        has_several = self.weight[1] == 1 < self.groups < self.weight[0]
+        return max(plain, self.size_blocked_weights()) if has_several and self._width > _LEAST_BLOCK else plain
 
     def size_blocked_weights(self) -> int:
         """Return what the gradient of the weights of a grouped convolution takes, of images whose channels come last.
