@@ -177,7 +177,7 @@ def begin_pulse(observer: Observer) -> None:
 
 def _give_pulse(find_observer: Callable[[], Observer | None]) -> None:
     """Give signs of life until the observer is gone."""
-    main_thread = MainThread()
+    main_thread = None
     used_s, at_s = time.process_time(), time.monotonic()
     while True:
         time.sleep(SIGN_S)
@@ -188,6 +188,7 @@ def _give_pulse(find_observer: Callable[[], Observer | None]) -> None:
             now_used_s, now_s = time.process_time(), time.monotonic()
             is_busy = now_used_s - used_s > WORKING_SHARE * (now_s - at_s)
             used_s, at_s = now_used_s, now_s
+            main_thread = main_thread or MainThread()
             has_run = main_thread.has_run()
             is_working = is_busy and (has_run or not observer.polls_in_wait())
             if not observer.is_done and (is_working or observer.num_saving):
