@@ -14,6 +14,7 @@ from bexplore.engine.protocol.failures import (
     OUT_OF_MEMORY_MESSAGES,
     RankEnd,
     describe_exit,
+    find_inner_error,
     is_of_launcher,
     last_line,
     read_ends_by_srun,
@@ -41,7 +42,7 @@ _INTERRUPTED = re.compile(r"^(?:\[?rank\d+\]?:\s*)?KeyboardInterrupt\b", re.MULT
 # with a usage below. A measured error ("error: 0.12") is none, nor is what a launcher says of the program.
 _USAGE_ERROR = re.compile(r"^(?!srun:)(?:\S+: )?error: (?![\d.+-]+\b)", re.IGNORECASE)
 # The line of a traceback that names the exception, behind its frames, which are indented.
-_RAISED = re.compile(r"^(?P<type>[\w.]+)(?:: ?(?P<message>.*))?$")
+_RAISED = re.compile(r"^(?P<type>[\w.]+)(?:: ?(?P<message>.*))?$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ def find_reported_failure(errors: Sequence[Mapping[str, Any]]) -> CommandFailure
     """
     if not errors:
         return None
+    errors = [_unwrap(error) for error in errors]
     refused = next(((error, found) for error in errors if (found := _find_refusal(error)) is not None), None)
     if refused is not None:
         error, (reason, link) = refused
@@ -95,7 +97,7 @@ def find_lost_rank(log: str, reports: Reports) -> CommandFailure | None:
 
     The other ranks report the connection that they lose, and the launcher that a rank of it failed.
     """
-    if not reports.errors or not all(map(_is_consequence, reports.errors)):
+    if not reports.errors or not all(_is_consequence(_unwrap(error)) for error in reports.errors):
         return None
     roots = [one for one in read_ends_by_torchrun(log) if one.is_root_cause]
     ends = [*read_ends_by_srun(log), *roots]
@@ -163,6 +165,21 @@ def _find_signal(log: str) -> str:
     if found is not None:
         return found[1].upper() if found[1].upper().startswith("SIG") else signal_name(-int(found[1]))
     return signal.SIGINT.name if _INTERRUPTED.search(log) else ""
+
+
+def _unwrap(error: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a reported error with those of other processes and threads in place of those that raised them anew."""
+    return {**error, "chain": [_unwrap_link(link) for link in error["chain"]]}
+
+
+def _unwrap_link(link: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = _RAISED.match(find_inner_error(link["message"]))
+    if found is None:
+        return link
+    module, _, kind = found["type"].rpartition(".")
+    is_same = kind == link["type"]  # a DataLoader's: of the same class, whose bases are known
+    own = {} if is_same else {"module": module or "builtins", "bases": ()}
+    return {**link, **own, "type": kind, "message": found["message"] or ""}
 
 
 def _is_consequence(error: Mapping[str, Any]) -> bool:

@@ -87,6 +87,33 @@ def test_a_bug_before_the_first_batch_costs_two_starts_at_most(tmp_path, before,
     assert num_starts(tmp_path) <= most
 
 
+SPAWNED = """
+import sys
+import torch
+
+def train(rank, size):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for number, batch in enumerate(torch.utils.data.DataLoader(torch.randn(4096, 4), size)):
+        if number == 3:
+            raise ValueError("the labels differ")
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, (int(sys.argv[1]),), nprocs=1)
+"""
+
+
+def test_a_spawned_process_that_fails_after_steps_is_told_by_its_own_error(tmp_path):
+    (tmp_path / "train.py").write_text(SPAWNED)
+    runner = runner_of((sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"), tmp_path)
+
+    observation = runner(search_probe_of(1))
+
+    assert (observation.outcome, observation.reason) == (Outcome.CRASHED, "ValueError: the labels differ")
+
+
 def test_a_training_that_wants_a_new_output_folder_is_told_how_to_get_one_each_start(tmp_path):
     runner = runner_of(program(tmp_path, before="import os; os.mkdir('out')"), tmp_path)
     assert runner(search_probe_of(1)).is_measured

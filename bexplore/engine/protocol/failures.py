@@ -94,6 +94,9 @@ _ENDS_WITH_ERROR = ("Error", "Exception", "Interrupt", "Exit", "Group")
 # Classes that derive from `RuntimeError`, as the last line of a traceback names them: torch/csrc/Exceptions.cpp.
 _ERRORS_OF_RUN_TIME = ("AcceleratorError", "DistBackendError", "DistError", "BackendCompilerFailed", "InductorError")
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?\s*(?:\+ Exception Group )?Traceback \(most recent call last\):$")
+# In the message of an error that was raised anew: torch/_utils.py (ExceptionWrapper, of a DataLoader or a replica
+# of DataParallel) and torch/multiprocessing/spawn.py (ProcessRaisedException).
+_INNER_TRACEBACK = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$", re.MULTILINE)
 # Lines of loggers that are no reason of an end: torch/_logging/_internal.py (`W1126 12:00:00.123000 17 torch/x.py:5]`,
 # with a rank before it), its C++ part in brackets (c10/util/Logging.cpp), the default of Python's `logging`, and
 # `USDT:2026-11-27 17:24:31 17:17 x.cpp:59]` of its profiler (kineto: libkineto/src/Logger.cpp).
@@ -481,15 +484,25 @@ def _is_refusal(line: str) -> bool:
     return any(re.search(pattern, line) for pattern in _REFUSALS_IN_OUTPUT)
 
 
-def telling_line(error: BaseException) -> str:
-    """Return the line of an exception's message that says what went wrong: the first, but for two kinds.
+def find_inner_error(message: str) -> str:
+    """Return the exception of another process or thread of which a message holds the traceback; empty for none.
 
-    A DataLoader's message holds the traceback of its worker, whose last line is what went wrong. A line that ends with
-    a colon (`backend='inductor' raised:`) takes the next one along.
+    Its class and message, of several lines where that has some; the innermost, where it holds another one.
     """
-    lines = join_explanation([line.strip() for line in without_logs(str(error)) if line.strip()])
-    if lines and "in DataLoader worker process" in lines[0]:
-        lines.reverse()
+    *_, after = _INNER_TRACEBACK.split(message)
+    lines = after.splitlines() if after != message else []
+    first = next((index for index, line in enumerate(lines) if line.strip() and not line.startswith(" ")), len(lines))
+    return "\n".join(lines[first:]).strip()
+
+
+def telling_line(error: BaseException) -> str:
+    """Return the line of an exception's message that says what went wrong: the first.
+
+    Where the message holds the traceback of another process or thread, that one's. A line that ends with a colon
+    (`backend='inductor' raised:`) takes the next one along.
+    """
+    message = find_inner_error(str(error)).removeprefix(f"{type(error).__name__}: ") or str(error)
+    lines = join_explanation([line.strip() for line in without_logs(message) if line.strip()])
     if len(lines) > 1 and lines[0].endswith(":"):
         lines[0] = f"{lines[0]} {lines[1]}"
     return first_line(lines[0] if lines else type(error).__name__)

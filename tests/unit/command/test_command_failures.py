@@ -60,6 +60,60 @@ def test_an_error_of_the_compiler_is_a_failed_compilation():
     assert failure.outcome is Outcome.COMPILE_FAILED
 
 
+# How others raise an error anew: torch 2.13.
+RAISED_ANEW = {
+    "DataLoader": (
+        "ValueError",
+        "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "data.py", line 8, in __getitem__\n    raise ValueError(name)\n    ^^^^^^\nValueError: {}\n',
+    ),
+    "DataParallel": (
+        "ValueError",
+        "Caught ValueError in replica 1 on device 1.\nOriginal Traceback (most recent call last):\n"
+        '  File "model.py", line 8, in forward\nValueError: {}\n',
+    ),
+    "spawn": (
+        "ProcessRaisedException",
+        "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+        '  File "spawn.py", line 95, in _wrap\n    fn(i, *args)\n  File "train.py", line 3, in train\nValueError: {}\n',
+    ),
+    "a loader in spawn": (
+        "ProcessRaisedException",
+        "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+        '  File "train.py", line 3, in train\nValueError: Caught ValueError in DataLoader worker process 0.\n'
+        'Original Traceback (most recent call last):\n  File "data.py", line 8, in __getitem__\nValueError: {}\n',
+    ),
+}
+
+
+@pytest.mark.parametrize("how", RAISED_ANEW)
+@pytest.mark.parametrize("message", ["the picture is broken", "two lines\nof a message"])
+def test_an_error_that_was_raised_anew_is_told_by_what_it_was(how, message):
+    kind, text = RAISED_ANEW[how]
+
+    failure = find_reported_failure([LOST, error(kind, text.format(message), rank=None)])
+
+    assert (failure.reason, failure.exception_type) == (f"ValueError: {message.splitlines()[0]}", "ValueError")
+    raised = type(kind, (Exception,), {})(text.format(message))
+    prefix = "" if kind == "ValueError" else "ValueError: "
+    assert telling_line(raised) == f"{prefix}{message.splitlines()[0]}"
+
+
+def test_memory_that_another_process_was_refused_is_out_of_memory():
+    kind, text = RAISED_ANEW["spawn"]
+    refused = text.replace("ValueError: {}", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    assert find_reported_failure([error(kind, refused)]).outcome is Outcome.OUT_OF_MEMORY
+    assert find_reported_failure([error(kind, text.format("CUDA out of memory"))]).outcome is Outcome.CRASHED
+
+
+def test_a_connection_that_a_process_of_spawn_lost_is_no_cause():
+    kind, text = RAISED_ANEW["spawn"]
+    lost = text.replace("ValueError: {}", "RuntimeError: Connection closed by peer [127.0.0.1]:36769")
+
+    assert find_reported_failure([error(kind, lost), error("ValueError", "no batch")]).reason.startswith("ValueError")
+
+
 @pytest.mark.parametrize("reported", [LOST, error("ChildFailedError", "train.py FAILED", rank=None)])
 def test_a_rank_that_the_launcher_names_is_the_cause(reported):
     failure = find_lost_rank(ROOT_CAUSE, Reports(errors=(reported,)))
