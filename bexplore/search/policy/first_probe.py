@@ -26,6 +26,7 @@ STRUCTURED_FAILURES = 8  # likewise, of one text, where rules are plausible. Sou
 # Of the probability that a size runs, what twice the size must add to be tried first: a pass of twice the size takes up
 # to twice as long. Source: benchmarks/results/structured_failures.md.
 DOUBLING_PRICE = 0.02
+_OF_PROGRAM = (Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE)
 
 
 def first_probe(
@@ -87,6 +88,8 @@ def _first(
     belief = RunBelief.from_evidence(space, finished)
     if same_everywhere(space, finished) and (belief is None or _is_broken(belief, open_sizes)):
         return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
+    if len(finished) >= settings.max_probes and all(item.outcome in _OF_PROGRAM for item in finished):
+        return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
     if not open_sizes:
         return Decision(stop_reason=StopReason.NOTHING_MEASURED if failures else StopReason.NOTHING_FITS)
     if len(failures) >= EARLY_FAILURES and not same_everywhere(space, finished):
@@ -137,7 +140,7 @@ def same_everywhere(space: Space, finished: Sequence[Evidence]) -> bool:
     """Return whether nothing was measured and two sizes failed for one reason (one, where only one exists)."""
     causes: dict[tuple[Outcome | None, str], list[int]] = {}
     for item in finished:
-        if item.outcome in (Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE):
+        if item.outcome in _OF_PROGRAM:
             causes.setdefault((item.outcome, without_numbers(item.reason)), []).append(item.micro_batch_size)
     enough = min(2, len(space.sizes))
     return any(len(set(sizes)) >= enough for sizes in causes.values())

@@ -11,6 +11,7 @@ from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.search.loop import RunRecord, run_search
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, Result
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from tests.simulated.failures import FailureKind, StructuredFailure
 from tests.unit.search.builders import EXACT, CurveRunner, failed, result_of, saturating
@@ -157,6 +158,19 @@ def test_a_program_that_fails_at_every_size_ends_after_few_probes(text: str, lin
     with pytest.raises(UserProgramError, match="fails at every micro-batch size tried"):
         result_of(runner, Space.from_sizes(range(1, 257)))
     assert len(sizes) <= most
+
+
+@pytest.mark.parametrize("max_probes", [1, 3, 5])
+def test_a_program_that_fails_at_every_size_is_run_no_more_often_than_allowed(max_probes: int):
+    sizes = []
+
+    def runner(probe: Probe) -> Observation:
+        sizes.append(probe.micro_batch_size)
+        return failed(probe, Outcome.CRASHED, f"ValueError: the shapes [3, {probe.micro_batch_size}] do not match")
+
+    with pytest.raises(UserProgramError, match="fails at every micro-batch size tried"):
+        result_of(runner, Space.from_sizes(range(1, 257)), settings=SearchSettings(max_probes=max_probes))
+    assert len(sizes) == max_probes
 
 
 def test_a_list_whose_smallest_size_alone_is_a_multiple_has_an_answer():
