@@ -51,9 +51,6 @@ AFTER_ERROR_S = 3.0
 LEAVING_S = 20.0
 # A training that had completed a step is lost when the next takes longer than this, and so many times the longest.
 HANG_S, HANG_TIMES = 60.0, 20.0
-# Seconds between two looks beyond which the machine stalled, and the training with it: the rest counts for no limit.
-# Source: chosen; a look takes milliseconds, and the next is due at most a second later.
-STALL_S = 2.0
 # Seconds after which the last step of a further size, announced beforehand, is named anew: an evaluation runs in
 # its steps. Source: chosen; half a second of steps is announced.
 LATE_S = 5.0
@@ -102,7 +99,6 @@ class Watch:
     lost_pid: int | None = None  # the training process that is gone; None for none
     _began_s: float = field(default_factory=time.monotonic)
     _looked_s: float = 0.0
-    _read_s: float = math.inf
     _beat_s: float = 0.0
     _poll_s: float = POLL_S
     _first_torch_s: float | None = None
@@ -123,7 +119,6 @@ class Watch:
                 raise KeyboardInterrupt
             ended = self.start.return_code is not None  # before the reports are read: they are whole then
             began_s = time.monotonic()
-            self._leave_stall_out(began_s)
             self.reports = self.read()
             self._poll_s = max(POLL_S, (time.monotonic() - began_s) / READ_SHARE)
             if began_s - self._beat_s > BEAT_S:
@@ -133,14 +128,6 @@ class Watch:
             if ending is not None:
                 return ending
             time.sleep(self._poll_s)
-
-    def _leave_stall_out(self, now_s: float) -> None:
-        """Let seconds in which the machine was paused, or had no time for the watch, count for no limit."""
-        stalled_s = now_s - self._read_s - max(STALL_S, 2 * self._poll_s)
-        if stalled_s > 0:
-            self._began_s += stalled_s
-            self._progressed_s += stalled_s
-        self._read_s = now_s
 
     def find_parked(self) -> list[int]:
         """Return the processes of this host that wait for their release after the last step."""

@@ -135,28 +135,6 @@ def test_steps_that_stop_are_a_hang_and_signs_of_life_are_none(clock):
     assert watched(Training(clock, stepping(0.1, until_s=1.0))) == (Ending.HUNG, pytest.approx(1.0 + HANG_S, abs=1.0))
 
 
-@pytest.mark.parametrize("limit_s", [3.6e6, 100.0])
-def test_seconds_in_which_the_machine_stands_still_are_no_hang_and_of_no_limit(clock, limit_s):
-    paused_s = 10 * HANG_S
-
-    def sleep(seconds: float) -> None:
-        is_before = clock.now_s < 1002.0
-        clock.now_s += seconds
-        if is_before and clock.now_s >= 1002.0:
-            clock.now_s += paused_s
-
-    def paused(seconds: float) -> tuple[int, int, int, int]:
-        steps = int(min(seconds, 1.0) / 0.1) + int(max(0.0, seconds - paused_s - 3.0) / 0.1)
-        return steps, steps, steps, 0
-
-    clock.sleep = sleep  # type: ignore[method-assign]
-    assert watched(Training(clock, paused), time_limit_s=limit_s)[0] is Ending.OBSERVED
-
-    clock.now_s = 1000.0
-    ending, seconds = watched(Training(clock, stepping(0.1, until_s=1.0)))
-    assert (ending, seconds) == (Ending.HUNG, pytest.approx(1.0 + paused_s + HANG_S, abs=3.0))
-
-
 def test_passes_of_a_step_that_takes_longer_than_a_hang_are_signs_of_life(clock):
     def accumulating(seconds: float) -> tuple[int, int, int, int]:
         passes = int(seconds / 2.0)
