@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from bexplore.config.document import Problems, dotted_path
+from bexplore.config.document import Problems, as_flag, dotted_path
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.errors import BexploreError, close_match
 from bexplore.host.secret_values import MASK
@@ -130,7 +130,8 @@ def _precision(value: Any) -> Any:
 
 def _checkpointing(value: Any) -> Any:
     """Accept true and false for the words; null is none of them."""
-    return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
+    flag = as_flag(value)
+    return value if flag is None else "full" if flag else "none"
 
 
 def _candidates(value: Any) -> Any:
@@ -144,10 +145,15 @@ def _candidates(value: Any) -> Any:
     return tuple(sorted(set(value)))
 
 
+def _flag(value: Any) -> Any:
+    flag = as_flag(value)
+    return value if flag is None else flag
+
+
 def _enabled(value: Any) -> Any:
-    if not isinstance(value, bool) and value != "both":
+    if value != "both" and as_flag(value) is None:
         raise ValueError(f"must be true, false or both, not {quote(value)}")
-    return value
+    return _flag(value)
 
 
 def _import_path(value: Any) -> Any:
@@ -210,6 +216,7 @@ Checkpointing = Annotated[
 ]
 Share = Annotated[float, Field(ge=0, le=1)]
 Candidates = Annotated[str | tuple[int, ...], BeforeValidator(_candidates), WithJsonSchema(_CANDIDATES_SCHEMA)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
 Enabled = Annotated[bool | str, BeforeValidator(_enabled), WithJsonSchema(_ENABLED_SCHEMA)]
 ImportPath = Annotated[str, BeforeValidator(_import_path), WithJsonSchema(_IMPORT_SCHEMA)]
 Address = Annotated[str, BeforeValidator(_address), WithJsonSchema(_ADDRESS_SCHEMA)]

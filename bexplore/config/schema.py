@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from bexplore.config.code_keys import refuse_code
-from bexplore.config.document import Problems, dotted_path
+from bexplore.config.document import Problems, as_flag, dotted_path
 from bexplore.config.document.reader import KeyPath, quote
 from bexplore.config.field_types import (
     Address,
@@ -30,6 +30,7 @@ from bexplore.config.field_types import (
     Checkpointing,
     Duration,
     Enabled,
+    Flag,
     Fraction,
     ImportPath,
     Memory,
@@ -89,8 +90,8 @@ class CompileOptions(_Section):
     mode: str | None = Field(
         None, description="Mode of torch.compile, such as reduce-overhead; null or default: its default."
     )
-    fullgraph: bool = Field(False, description="Whether a graph break is an error.")
-    dynamic: bool | None = Field(False, description="As in torch.compile; false: each size has a static program.")
+    fullgraph: Flag = Field(False, description="Whether a graph break is an error.")
+    dynamic: Flag | None = Field(False, description="As in torch.compile; false: each size has a static program.")
     options: dict[str, Any] | None = Field(None, description="Options of the backend; excludes mode.")
 
     @model_validator(mode="after")
@@ -108,7 +109,7 @@ class TorchOptions(_Section):
         description="As torch.set_float32_matmul_precision: highest, high (TF32 on CUDA) or medium; null: torch's "
         "default, highest.",
     )
-    cudnn_benchmark: bool | None = Field(
+    cudnn_benchmark: Flag | None = Field(
         None, description="As torch.backends.cudnn.benchmark; null: torch's default, false."
     )
 
@@ -116,8 +117,8 @@ class TorchOptions(_Section):
 class ImplementationOptions(_Section):
     """Which implementation of the optimizer runs, over what the file's own optimizer says."""
 
-    fused: bool | None = Field(None, description="As in torch.optim; null: as the file's optimizer says.")
-    foreach: bool | None = Field(None, description="As in torch.optim; null: as the file's optimizer says.")
+    fused: Flag | None = Field(None, description="As in torch.optim; null: as the file's optimizer says.")
+    foreach: Flag | None = Field(None, description="As in torch.optim; null: as the file's optimizer says.")
 
 
 def _words_of_command(value: Any) -> Any:
@@ -140,7 +141,11 @@ _SETTINGS_SCHEMA = WithJsonSchema({"anyOf": [{"enum": ["auto", None]}, {"type": 
 
 
 def _short_for_enabled(value: Any) -> Any:
-    return {"enabled": value} if isinstance(value, bool) or value == "both" else value
+    if isinstance(value, dict):
+        return value
+    if value != "both" and as_flag(value) is None:
+        raise ValueError(f"must be true, false, both or a mapping, not {quote(value)}")
+    return {"enabled": value}
 
 
 class OptimizerOptions(_Section):
@@ -165,7 +170,7 @@ class TransformersOptions(_Section):
     target_length: Tokens | None = Field(
         None, description="Tokens of the target of seq2seq_lm; null: as many as the source."
     )
-    attention_mask: bool = Field(False, description="Give the model a mask of ones, as a padding collator would.")
+    attention_mask: Flag = Field(False, description="Give the model a mask of ones, as a padding collator would.")
     image_size: Annotated[int, Field(ge=1, le=65536)] | None = Field(
         None, description="Pixels of the side of a square image; null: as in the configuration."
     )
@@ -214,7 +219,11 @@ class WorkloadOptions(_Section):
 def _list_of_lengths(value: Any) -> Any:
     if isinstance(value, str):
         return {"file": value}
-    return {"values": value} if isinstance(value, list) else value
+    if isinstance(value, list):
+        return {"values": value}
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"must be a list of lengths, the path of a file or a mapping, not {quote(value)}")
+    return value
 
 
 def _texts_as_keys(value: Any) -> Any:
@@ -336,8 +345,8 @@ class ParallelismOptions(_Section):
     bucket_cap_mb: Annotated[float, Field(gt=0)] | None = Field(
         None, description="MiB of a gradient bucket of DistributedDataParallel; null: its default."
     )
-    gradient_as_bucket_view: bool = Field(False, description="As in DistributedDataParallel.")
-    find_unused_parameters: bool = Field(False, description="As in DistributedDataParallel.")
+    gradient_as_bucket_view: Flag = Field(False, description="As in DistributedDataParallel.")
+    find_unused_parameters: Flag = Field(False, description="As in DistributedDataParallel.")
     gradient_sync: Literal["last", "every"] = Field(
         "last", description="Whether gradients are reduced in the last accumulation pass of a step, or in every pass."
     )
@@ -420,7 +429,7 @@ class ExploreSettings(_Section):
         description="Bus bandwidth between nodes, such as 50GB/s or 400Gbit/s, by which what ranks on several nodes "
         "exchange is estimated; null: not known.",
     )
-    emulate: bool = Field(
+    emulate: Flag = Field(
         False,
         description="Whether `device_name` is emulated for its memory alone: sizes that fit by the allocator, and no "
         "speed.",
@@ -443,7 +452,7 @@ class ExploreSettings(_Section):
     divisibility: Literal["strict", "even"] = Field(
         "strict", description="When a global batch size is valid: whole micro-batches only, or equal parts (even)."
     )
-    keep_batch_size: bool = Field(
+    keep_batch_size: Flag = Field(
         False,
         description="Recommend the fastest size with which batch_size is valid; false: report it beside the fastest of "
         "all.",
@@ -545,7 +554,7 @@ class ExploreSettings(_Section):
         description="Sizes that one start of `command` may serve: smaller batches are cut from those of its size, for "
         "the search alone; the recommended size runs in a start of its own.",
     )
-    writes_are_fine: bool = Field(
+    writes_are_fine: Flag = Field(
         False, description="Whether `command` may write where it likes, because it does not take {output_dir}."
     )
 

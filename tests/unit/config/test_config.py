@@ -135,6 +135,16 @@ def test_compile_is_a_truth_value_for_short():
     assert "must be true, false or both" in refusal("  compile: {enabled: perhaps}")
     assert settings("  compile: {mode: max-autotune, fullgraph: true}").compile.mode == "max-autotune"
     assert "exclude each other" in refusal("  compile: {mode: default, options: {x: 1}}")
+    assert 'explore.compile must be true, false, both or a mapping, not "auto"' in refusal("  compile: auto")
+
+
+@pytest.mark.parametrize(("word", "meant"), [("off", False), ("no", False), ("on", True), ("Yes", True)])
+def test_truth_values_are_also_the_words_of_yaml_1_1(word, meant):
+    read = settings(f"  compile: {word}\n  activation_checkpointing: {word}\n  keep_batch_size: {word}")
+    assert read.compile.enabled is settings(f"  compile: {{enabled: {word}}}").compile.enabled is meant
+    assert read.activation_checkpointing == ("full" if meant else "none")
+    assert read.keep_batch_size is meant
+    assert settings(f"  optimizer: {{fused: {word}}}").optimizer.fused is meant
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_every_variant_has_the_lengths_and_what_is_cut_off_is_told_once(folder):
         ([1.5], "explore.lengths.values.0 must be a whole number, not 1.5"),
         (["long"], 'explore.lengths.values.0 must be a whole number, not "long"'),
         ([True], "explore.lengths.values.0 must be a whole number, not true"),
-        (7, "explore.lengths must be a mapping, not 7"),
+        (7, "explore.lengths must be a list of lengths, the path of a file or a mapping, not 7"),
         ("no.txt", 'cannot read lengths from "no.txt": No such file or directory'),
         ({}, "; given: none of them"),
         ({"padding": "max"}, "; given: none of them"),
