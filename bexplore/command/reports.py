@@ -54,6 +54,7 @@ class Rank:
     awaits_own_batches: bool = False  # whether the calls of its model are watched for that
     # Samples, tokens without padding, and elements of its micro-batches, in the order of reading; empty if unknown
     tokens: tuple[tuple[int, int, int], ...] = ()
+    elements_of_parts: tuple[int, ...] = ()  # by call of `forward_rows`, with those of earlier parts of its batch
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Rank:
@@ -72,6 +73,7 @@ class Rank:
             own_from_step=record["own_from_step"],
             awaits_own_batches=record["awaits_own_batches"],
             tokens=tuple((rows, num_tokens, elements) for rows, num_tokens, elements in record["tokens"]),
+            elements_of_parts=tuple(record["elements_of_parts"]),
             record=record,
         )
 
@@ -211,6 +213,7 @@ def describe_compiler(reports: Reports) -> dict[str, Any]:
     if not counters or not counters["num_graphs"]:
         return {"ran_eagerly": True}
     return {
+        "ran_eagerly": False,
         "num_graphs": counters["num_graphs"],
         "num_graph_breaks": counters["num_graph_breaks"],
         "graph_break_reasons": tuple(counters["graph_break_reasons"]),

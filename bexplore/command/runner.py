@@ -367,5 +367,6 @@ class CommandRunner:
             **self._stopwatch.times(),
             worker=watched.opened.number,
             memory_budget_bytes=self.settings.memory_limit_bytes,
+            ran_eagerly=None,
             warnings=(*watched.warnings, *left),
         )

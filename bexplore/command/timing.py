@@ -72,9 +72,11 @@ def time_rank(
         epoch = _find_epoch(rank, micro_batch_size, statistics.median(counts)) or _find_period(timed, micro_batch_size)
     taken = _find_batches_of_steps(rank)[-len(timed) :]
     if all(taken):
-        tokens_per_sample = tokens_per_sample or _find_mean(rank.tokens)[0]
+        # A size that counts tokens is met by batches of fewer samples: each counts as that many.
+        counted = micro_batch_size if rank.rows and max(rank.rows) < micro_batch_size else None
+        tokens_per_sample = tokens_per_sample or _find_mean(rank.tokens, counted)[0]
         passes_s = [(s - u) / n for s, u, n in zip(times_s, updates_s, counts, strict=True)]
-        passes_s = adjust_to_tokens(passes_s, [_find_mean(batches) for batches in taken], tokens_per_sample)
+        passes_s = adjust_to_tokens(passes_s, [_find_mean(batches, counted) for batches in taken], tokens_per_sample)
         times_s = [u + n * s for u, n, s in zip(updates_s, counts, passes_s, strict=True)]
     else:
         tokens_per_sample = None
@@ -92,10 +94,11 @@ def time_rank(
     )
 
 
-def _find_mean(batches: Sequence[tuple[int, int, int]]) -> tuple[float, float]:
-    """Return tokens and elements of a sample."""
+def _find_mean(batches: Sequence[tuple[int, int, int]], samples_of_batch: int | None) -> tuple[float, float]:
+    """Return tokens and elements of a sample, of which each batch counts as so many; None for those that it has."""
     num_samples, num_tokens, num_elements = map(sum, zip(*batches, strict=True))
-    return num_tokens / num_samples, num_elements / num_samples
+    counted = num_samples if samples_of_batch is None else samples_of_batch * len(batches)
+    return num_tokens / counted, num_elements / counted
 
 
 def _find_batches_of_steps(rank: Rank) -> list[tuple[tuple[int, int, int], ...]]:

@@ -16,7 +16,8 @@ from bexplore.units import counted
 # and 8 of a packed fine-tuning, 0.7 % off; a wrong size is off by a half at least.
 PROPORTION = 0.1
 # Or within so many standard errors of the elements of a batch, where few batches of many lengths were seen, but for a
-# wrong size at most halfway to half. Source: 95 of 100 of a normal distribution.
+# wrong size at most halfway to half. Source: 95 of 100 of a normal distribution. Or within one sample of the smaller
+# batch: a batch of a number of tokens ends with the sample that reaches it.
 ERRORS_OF_PROPORTION, MOST_OF_PROPORTION = 2.0, 0.25
 
 # Trust the leading dimension once it matched this many sizes that starts were given. Source: a command that ignores the
@@ -68,6 +69,9 @@ class Arrived:
     elements_per_sample: float  # by the size that was asked for
     fetches_per_pass: float  # batches of the size that the loaders returned for each pass; 0 without a loader
     elements_error: float = 0.0  # standard error of the elements, over them
+    # Elements of all calls of the model that took parts of a micro-batch, likewise; 0 where a loader shows the batch
+    parts_per_sample: float = 0.0
+    mean_rows: float = math.inf  # mean of the leading dimension
     # The larger size that the start was given, from whose lists of samples the batches were cut, which shows nothing of
     # this size; 0 for a start of this size
     cut_from: int = 0
@@ -131,6 +135,8 @@ class SizeCheck:
             rows=usual,
             elements_per_sample=num_elements / size,
             elements_error=elements_error,
+            parts_per_sample=statistics.median(rank.elements_of_parts or [0]) / size,
+            mean_rows=sum(one * count for one, count in rows.items()) / sum(rows.values()),
             fetches_per_pass=_count_fetches_per_pass(rank) * rows.get(size, 0) / sum(rows.values()),
         )
         if self._drops(size, arrived):
@@ -193,13 +199,19 @@ class SizeCheck:
         return sum(seen == other for other, seen in self.given.items() if other != size) >= FOLLOWED
 
     def _is_in_proportion(self, size: int, arrived: Arrived) -> bool:
-        others = [one for other, one in self.arrived.items() if other != size and one.elements_per_sample > 0]
+        others = {other: one for other, one in self.arrived.items() if other != size}
         if not others:
             return False
-        usual = statistics.median(one.elements_per_sample for one in others)
-        error = math.hypot(arrived.elements_error, min(one.elements_error for one in others))
-        allowed = min(max(PROPORTION, ERRORS_OF_PROPORTION * error), MOST_OF_PROPORTION)
-        return abs(arrived.elements_per_sample / usual - 1.0) <= allowed
+        error = math.hypot(arrived.elements_error, min(one.elements_error for one in others.values()))
+        fewest = min(arrived.mean_rows, max(one.mean_rows for one in others.values()))
+        one_sample = 1.0 / fewest if all(one.rows != other for other, one in others.items()) else 0.0
+        allowed = min(max(PROPORTION, ERRORS_OF_PROPORTION * error, one_sample), MOST_OF_PROPORTION)
+        measures = [
+            (arrived.elements_per_sample, [one.elements_per_sample for one in others.values()]),
+            (arrived.parts_per_sample, [one.parts_per_sample for one in others.values()]),
+        ]
+        usual = [(own, statistics.median(seen)) for own, seen in measures]
+        return any(one > 0 and abs(own / one - 1.0) <= allowed for own, one in usual)
 
     def _drops(self, size: int, arrived: Arrived) -> bool:
         """Return whether the program drops batches that it trained with at other sizes."""
@@ -294,14 +306,13 @@ def _find_usual_list(rank: Rank) -> int | None:
 
 
 def _count_elements_per_micro_batch(rank: Rank) -> tuple[float, float]:
-    """Return the elements of a micro-batch, and their standard error over them."""
-    num_fetches = sum(step.num_fetches for step in rank.steps)
-    if num_fetches:
-        seen = [step.num_elements / step.num_fetches for step in rank.steps if step.num_fetches]
-        usual = sum(step.num_elements for step in rank.steps) / num_fetches
-    else:
-        seen = [float(elements) for _, elements in rank.forward_rows]
-        usual = statistics.median(seen or [0.0])
+    """Return the elements of a usual micro-batch, and their standard error over them.
+
+    The last micro-batch of an epoch may have fewer.
+    """
+    seen = [step.num_elements / step.num_fetches for step in rank.steps if step.num_fetches]
+    seen = seen or [float(elements) for _, elements in rank.forward_rows]
+    usual = statistics.median(seen or [0.0])
     if len(seen) < 2 or not usual:
         return usual, 0.0
     return usual, statistics.stdev(seen) / math.sqrt(len(seen)) / usual

@@ -24,7 +24,7 @@ from bexplore.exploration.finish import Finish, is_for_request
 from bexplore.exploration.recorded import read_work
 from bexplore.host import logs
 from bexplore.host.clocks import Stopwatch
-from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
+from bexplore.measurement.probe import REAL_STEP, Observation, Outcome, Probe, Purpose
 from bexplore.run import run_directory
 from bexplore.run.events import Finished, JobEvent, Planned, Recommended
 from bexplore.run.facts import step_time_s, verified_by
@@ -48,8 +48,6 @@ DEFAULT_MAXIMUM = 4096
 # ln of a real step's seconds over the predicted ones, beyond which it did something else. Source:
 # benchmarks/results/command_shared_starts.json: of 90 pairs of separate starts of one size, 95 % are less apart.
 STARTS_APART = 0.20
-# Key of an observation's details: the training's own accumulation, with which the answer ran once more.
-REAL_STEP = "accumulation_of_real_step"
 
 
 class CommandExploration(Exploration):
@@ -171,7 +169,7 @@ class CommandExploration(Exploration):
     def _finished(
         self, result: Result, real_step_s: float | None, runner: CommandRunner, run: run_directory.Run
     ) -> RunResult:
-        real_steps = [one for one in run.journal.read() if REAL_STEP in one.details]
+        real_steps = [one for one in run.journal.read() if one.is_after_search]
         outcomes = Counter(result.outcomes) + Counter(one.outcome.value for one in real_steps)
         result, best = dataclasses.replace(result, outcomes=dict(outcomes)), result.recommendation
         config = self._with_own_batch(self.config, None if best is None else best.micro_batch_size)
@@ -207,7 +205,7 @@ class CommandExploration(Exploration):
         if best is None or accumulation is None or result.stop_reason == StopReason.INTERRUPTED:
             return result, None
         of_size = [one for one in run.journal.read() if one.micro_batch_size == best.micro_batch_size]
-        measured = verified_by([one for one in of_size if REAL_STEP not in one.details], best.micro_batch_size)
+        measured = verified_by([one for one in of_size if not one.is_after_search], best.micro_batch_size)
         if not self._command.sets_accumulation:
             return _with_fixed_steps(result, measured, accumulation)
         if accumulation == PROBING_ACCUMULATION:
@@ -287,7 +285,7 @@ class CommandExploration(Exploration):
     @property
     def _searched(self) -> list[Observation]:
         """What an earlier exploration of the run has seen, without real steps."""
-        return [one for one in self.known if REAL_STEP not in one.details]
+        return [one for one in self.known if not one.is_after_search]
 
     @property
     def _space(self) -> Space:
@@ -352,7 +350,8 @@ class CommandExploration(Exploration):
             yield f"that is {', '.join(f'{number} {why}' for why, number in starts.items())}"
         if self.config.sizes_per_start > 1:
             most = self.config.sizes_per_start
-            yield f"a start serves up to {most} sizes, cut from larger batches; the winner runs in a start of its own"
+            shared = f"a start serves up to {most} sizes, where its batches can be cut to them"
+            yield f"{shared}; the winner runs in a start of its own"
         if "output_dir" in self._command.placeholders:
             yield "what a start writes to {output_dir} is removed after it; trackers are switched off"
         else:
@@ -363,6 +362,7 @@ class CommandExploration(Exploration):
         yield "for the sizes of the search", max_probes
         if self.config.sizes_per_start > 1:
             yield "for sizes that fail in a start that they share", max_probes
+            yield "to check that the command follows its size", 1
         keeping = find_sizes_that_keep(self.config, self._candidates)
         if keeping is not None and keeping.sizes:
             yield "for a size that keeps the global batch size", min(MOST_PROBES, max_probes)

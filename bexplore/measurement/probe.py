@@ -56,6 +56,11 @@ class Compilation(StrEnum):
         return self is Compilation.SHARED
 
 
+# Key of the details of an observation after the search: the training's own accumulation, with which the answer ran once
+# more; null for a start that checks whether the command follows its size.
+REAL_STEP = "accumulation_of_real_step"
+
+
 class Purpose(StrEnum):
     """The reason of a probe; a replicate, a repeated base and a confirmation each count as a probe."""
 
@@ -135,7 +140,7 @@ class Observation:
     # `resident_memory_bytes` is the limit and not the need of the size.
     num_alloc_retries: int = 0
     memory_budget_bytes: int | None = None  # the budget in force; None for no limit
-    ran_eagerly: bool = False  # whether no compiled graph took part, whatever was asked for
+    ran_eagerly: bool | None = False  # whether no compiled graph took part, whatever was asked for; None if unknown
     num_graphs: int | None = None  # graphs that this probe compiled; 0 where an earlier probe did; None if not compiled
     num_graph_breaks: int | None = None  # graph breaks; None if not compiled
     graph_break_reasons: tuple[str, ...] = ()  # a line per distinct break
@@ -164,8 +169,18 @@ class Observation:
         return self.probe.micro_batch_size
 
     @property
-    def program_name(self) -> str:
-        """The program that ran, in a word: without a compiler it is `eager`, whatever process it shares."""
+    def is_after_search(self) -> bool:
+        """Whether it is no evidence of the search: a start of a command that checks the answer."""
+        return REAL_STEP in self.details
+
+    @property
+    def program_name(self) -> str | None:
+        """The program that ran, in a word: without a compiler it is `eager`, whatever process it shares.
+
+        None where it is unknown: a command of the user's own failed before it showed whether it compiles.
+        """
+        if self.ran_eagerly is None:
+            return None
         return "eager" if self.ran_eagerly else self.probe.compilation.value
 
     @property

@@ -159,8 +159,9 @@ def probe_sentence(event: ProbeFinished) -> str:
     """Return the outcome of a probe in one line."""
     observation = event.observation
     settings = name_settings(observation.details.get("settings", {}))
-    program = f"{settings}, {observation.program_name}" if settings else observation.program_name
-    head = f"probe {observation.probe.number}: size {observation.micro_batch_size}, {program}"
+    after = "a check after the search" if observation.is_after_search else ""
+    words = [f"size {observation.micro_batch_size}", settings, observation.program_name, after]
+    head = f"probe {observation.probe.number}: {', '.join(filter(None, words))}"
     tail = f"in {format_seconds(observation.elapsed_s)}"
     if not observation.is_measured:
         return f"{head}: {observation.outcome.value}: {observation.reason} {tail}"
@@ -169,10 +170,10 @@ def probe_sentence(event: ProbeFinished) -> str:
     if observation.is_emulated:
         return f"{head}: fits, {memory}{compiled}, {tail}"
     if observation.is_estimated:
-        words = share_words(observation.details["estimate"]["shares"])
+        shares = share_words(observation.details["estimate"]["shares"])
         seconds = format_seconds(observation.pass_time_s)
         speed = format_rate(observation.samples_per_s)
-        return f"{head}: estimated {speed} samples/s, pass {seconds} ({words}), {memory}"
+        return f"{head}: estimated {speed} samples/s, pass {seconds} ({shares}), {memory}, {tail}"
     return (
         f"{head}: measured {format_rate(observation.samples_per_s)} samples/s, "
         f"pass {format_seconds(observation.pass_time_s)} "

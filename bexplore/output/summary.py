@@ -14,7 +14,12 @@ from bexplore.units import counted, format_bytes, format_rate, format_seconds
 
 WIDTH = 17  # characters of a row's label
 MAX_POINTS = 8  # of the front in the summary; the result has all of it
-OF_TABLE = ("{accumulation}", "{global_batch_size}")  # that stay in a command where its batch is not given
+# What stays in a command to be filled in: numbers where its batch is not given, and folders.
+TO_FILL_IN = {
+    "{accumulation}": "as in the table above",
+    "{global_batch_size}": "as in the table above",
+    "{output_dir}": "the folder in which your training writes",
+}
 
 
 def summary_text(
@@ -68,7 +73,7 @@ def summary_text(
             *_warm_start(result.program.artifacts_dir),
             *([f"Run:     {command_line}"] if command_line else [f"Paste:   {first}"]),
             *(f"         {line}" for line in rest if not command_line),
-            *(f"         {name}: as in the table above" for name in OF_TABLE if name in command_line),
+            *(f"         {name}: {words}" for name, words in TO_FILL_IN.items() if name in command_line),
         ]
     )
 

@@ -13,8 +13,7 @@ from bexplore.api import explore
 from bexplore.command import watch
 from bexplore.config.load import load_config
 from bexplore.exploration.base import ExploreOptions
-from bexplore.exploration.command import REAL_STEP
-from bexplore.measurement.probe import Observation
+from bexplore.measurement.probe import REAL_STEP, Observation
 from bexplore.run.events import AlreadyFinished, JobEvent, Planned
 from bexplore.search.result import ProbeFinished
 from tests.engine.command_starts import TRAIN, marked_processes, training

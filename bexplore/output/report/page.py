@@ -177,7 +177,7 @@ def sizes_table(data: ReportData) -> Table:
         ("HFU", [_or_unknown(item.hfu, f"{least}{{:.1%}}") for item in sizes]),
         ("peak memory", [_bytes(item.observation.peak_memory_bytes) for item in sizes]),
         ("resident memory", [_bytes(item.observation.resident_memory_bytes) for item in sizes]),
-        ("program", [item.observation.program_name for item in sizes]),
+        ("program", [item.observation.program_name or UNKNOWN for item in sizes]),
     ]
     return Table(
         headings=tuple(name for name, _ in columns),
@@ -224,7 +224,7 @@ def probes_table(data: ReportData) -> Table:
         ("size", True, [str(item.micro_batch_size) for item in probes]),
         *([("settings", False, [names[item.probe.variant] for item in probes])] if names else []),
         ("why", False, [item.probe.purpose.value for item in probes]),
-        ("program", False, [item.program_name for item in probes]),
+        ("program", False, [item.program_name or UNKNOWN for item in probes]),
         ("outcome", False, [item.outcome.value.replace("_", " ") for item in probes]),
         *([] if data.result.is_emulated else speeds),
         ("compile", True, [format_seconds(item.compile_time_s) if item.compile_time_s else UNKNOWN for item in probes]),

@@ -129,14 +129,20 @@ class AnswerPart:
         tokens, samples_per_s = self.tokens_per_sample, self.samples_per_s
         if tokens is None or samples_per_s is None:
             return None
+        mean = f"samples have {tokens:.4g} in the mean"
+        if tokens < 1:
+            mean = f"the size counts tokens, of which {1.0 - tokens:.0%} are padding"
         return (
-            f"{tokens * samples_per_s:,.0f} tokens/s without padding; samples have {tokens:.4g} in the mean, to which "
-            "the seconds of each step are adjusted"
+            f"{tokens * samples_per_s:,.0f} tokens/s without padding; {mean}, to which the seconds of each step are "
+            "adjusted"
         )
 
     def smaller_size(self, tolerance: float) -> str | None:
-        """Return the smallest size in the indifference zone and the memory that it saves; None for the size itself."""
+        """Return the smallest size in the indifference zone and the memory that it saves; None where it saves none.
+
+        Batches that differ in length may have given the smaller size the higher peak.
+        """
         small, saved = self.smallest_within_tolerance, self.memory_saved_bytes
-        if small is None or small == self.micro_batch_size:
+        if small is None or small == self.micro_batch_size or (saved is not None and saved <= 0):
             return None
         return f"size {small} is within {tolerance:.0%} of it" + (f" and saves {format_bytes(saved)}" if saved else "")

@@ -43,6 +43,7 @@ class SearchPart:
     """How the search went."""
 
     num_probes: int | None = None  # all probes, whatever their outcome
+    num_probes_after: int = 0  # those of them that check the answer after the search
     elapsed_s: float | None = None  # seconds from the start of the exploration
     stop_reason: str = ""  # a `StopReason`, or the text of `should_stop`
     # The limit that ended it, in probes or seconds; None for another reason, and for the share of a training's time.
@@ -59,6 +60,7 @@ class SearchPart:
         searched = facts.searched
         return cls(
             num_probes=len(facts.observations),
+            num_probes_after=sum(one.is_after_search for one in facts.observations),
             elapsed_s=facts.elapsed_s,
             stop_reason=str(searched.stop_reason),
             outcomes=dict(searched.outcomes),
@@ -71,6 +73,8 @@ class SearchPart:
         """Yield why the answer is the answer, the rule of the sizes that run, and what failed."""
         best = "largest" if view.is_emulated else "fastest"
         probes, outcomes = counted(self.num_probes or 0, "probe"), outcomes_words(self.outcomes)
+        if self.num_probes_after:
+            outcomes += f"; {self.num_probes_after} of them after the search, to check the answer"
         ended = f"ended because {self.stop_words(view)}"
         yield Row("why", f"{best} of {probes} ({outcomes}) in {format_seconds(self.elapsed_s)}; {ended}")
         if self.runs_at:

@@ -73,6 +73,12 @@ def test_seconds_are_those_of_samples_of_the_mean_tokens(tokens, num_ahead):
     assert timing.step_time_s == pytest.approx(1.5, rel=0.06)
 
 
+def test_a_size_that_counts_tokens_has_the_tokens_that_are_no_padding():
+    timing = time_rank(with_tokens(TOKENS, rows=4), num_warmup=1, micro_batch_size=400)
+
+    assert timing.tokens_per_sample == pytest.approx(4 * 47.5 / 400)  # of batches of four samples
+
+
 @pytest.mark.parametrize(
     "given",
     [with_tokens(()), with_tokens(TOKENS[:4]), dataclasses.replace(with_tokens(TOKENS), tokens=((4, 9, 9),) * 3)],

@@ -143,6 +143,43 @@ def test_sizes_without_a_loader_are_compared_within_the_error_of_their_lengths(c
     assert check.check([called_with(taken, lengths)], asked, 1).result is result
 
 
+def rendered(num_rays: int, *, chunk: int = 1000) -> Rank:
+    """Return a rank without a loader, whose model is called with 100 points of each ray, so many of them at once."""
+    points = 100 * num_rays
+    last = points % chunk or chunk
+    steps = tuple(dataclasses.replace(one, num_fetches=0, num_elements=0) for one in rank().steps)
+    seen = {"forward_rows": ((last, 3 * last),) * 4, "elements_of_parts": (3 * points,) * 4}
+    return dataclasses.replace(rank(), rows={}, steps=steps, **seen)
+
+
+@pytest.mark.parametrize("sizes", [(4, 64), (64, 4), (64, 57), (64, 128, 33)])
+def test_a_size_is_verified_by_the_sum_of_the_parts_that_a_model_is_called_with(check, sizes):
+    results = [check.check([rendered(size)], size, 1).result for size in sizes]
+
+    assert results == [UNCONFIRMED] + [VERIFIED] * (len(sizes) - 1)
+
+
+def test_parts_of_a_batch_that_ignores_the_size_are_contradicted(check):
+    assert check.check([rendered(64)], 64, 1).result is UNCONFIRMED
+
+    assert check.check([rendered(64)], 128, 1).result is CONTRADICTED
+
+
+def batches_of_tokens(num_tokens: int, *, length: int = 25) -> Rank:
+    """Return a rank whose batches end with the sample that reaches so many tokens; that of an epoch has fewer."""
+    rows = -(-num_tokens // length)
+    steps = [dataclasses.replace(one, num_samples=rows, num_elements=rows * length) for one in rank().steps]
+    steps[2::3] = [dataclasses.replace(one, num_samples=1, num_elements=length) for one in steps[2::3]]
+    return dataclasses.replace(rank(), steps=tuple(steps), rows={rows: 6, 1: 2})
+
+
+def test_batches_of_a_number_of_tokens_are_in_proportion_within_a_sample(check):
+    assert check.check([batches_of_tokens(128)], 128, 1).result is UNCONFIRMED  # 150 tokens of 6 samples
+
+    assert check.check([batches_of_tokens(4096)], 4096, 1).result is VERIFIED
+    assert check.check([batches_of_tokens(1030)], 2048, 1).result is CONTRADICTED
+
+
 def test_the_batch_of_all_ranks_is_told_in_words(check):
     for size in (4, 16):
         finding = check.check(both(rank(rows=size // 2)), size, 1)

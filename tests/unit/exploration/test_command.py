@@ -19,7 +19,7 @@ from bexplore.exploration import command as module
 from bexplore.exploration.base import ExploreOptions
 from bexplore.guard.snapshot import find_guarded
 from bexplore.host.records import from_record
-from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
+from bexplore.measurement.probe import REAL_STEP, Observation, Outcome, Probe, Purpose
 from bexplore.run.events import AlreadyFinished, Finished, JobEvent, Planned
 from bexplore.run.facts import step_time_s
 from bexplore.run.result import RunResult
@@ -175,7 +175,7 @@ def test_a_step_is_seen_without_another_start_where_probes_have_the_accumulation
     result = result_of(text=f"gradient_accumulation_steps: {PROBING_ACCUMULATION}")
 
     assert {accumulation for _, accumulation in machine.runs} == {PROBING_ACCUMULATION}
-    assert not any(module.REAL_STEP in one.details for one in journal())
+    assert not any(one.is_after_search for one in journal())
     assert step_times(result)[2] == pytest.approx(2 * 0.038 + UPDATE_S, rel=1e-3)
 
 
@@ -242,7 +242,7 @@ def test_the_real_step_is_a_probe_of_the_journal_the_study_and_the_events(machin
     finished = [event.observation for event in events if isinstance(event, ProbeFinished)]
     assert started == [one.probe for one in observations] == [one.probe for one in finished]
     assert [one.probe.number for one in observations] == list(range(len(machine.runs)))
-    assert observations[-1].details[module.REAL_STEP] == 8
+    assert observations[-1].details[REAL_STEP] == 8
     assert observations[-1].probe.purpose is Purpose.VERIFY
     assert result.search.num_probes == len(observations) == sum(result.search.outcomes.values())
     expected_s = [event.expected_s for event in events if isinstance(event, ProbeStarted)][-1]
@@ -391,7 +391,14 @@ def test_the_earlier_answer_stands_until_a_search_that_goes_on_has_another(machi
     ("overrides", "text", "words", "total", "parts"),
     [
         (("explore.sizes_per_start=1",), "", (), 5, ""),
-        ((), "", (), 10, "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share"),
+        (
+            (),
+            "",
+            (),
+            11,
+            "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share, 1 to check that "
+            "the command follows its size",
+        ),
         (
             ("explore.sizes_per_start=1",),
             "gradient_accumulation_steps: 8",
@@ -403,9 +410,10 @@ def test_the_earlier_answer_stands_until_a_search_that_goes_on_has_another(machi
             ("explore.global_batch_size=64",),
             "gradient_accumulation_steps: 8",
             (),
-            13,
-            "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share, 2 for a size "
-            "that keeps the global batch size, 1 with the accumulation of your training",
+            14,
+            "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share, 1 to check that "
+            "the command follows its size, 2 for a size that keeps the global batch size, 1 with the accumulation of "
+            "your training",
         ),
         (("explore.sizes_per_start=1",), "", ("--gradient_accumulation_steps=8",), 5, ""),
         (("explore.sizes_per_start=1",), "gradient_accumulation_steps: 2", (), 5, ""),

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.measurement.probe import REAL_STEP, Compilation, Observation, Outcome, Probe
 from bexplore.output.bexp import (
     bexp_line,
     probe_sentence,
@@ -24,6 +24,7 @@ from bexplore.search.policy.decide import decide
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
+from tests.builders import observed
 
 WHEN = datetime(2026, 1, 2, 19, 39, 45, tzinfo=UTC)
 
@@ -134,6 +135,19 @@ def test_a_probe_names_its_settings_and_its_event_has_them():
     plain = dataclasses.replace(item, probe=dataclasses.replace(probe, variant=0), details={})
     assert probe_sentence(loop.ProbeFinished(observation=plain)).startswith("probe 3: size 8, shared: ")
     assert (probe_record(plain)["variant"], probe_record(plain)["settings"]) == (0, {})
+
+
+def test_a_command_that_failed_before_it_showed_its_program_has_none_in_words():
+    failed = observed(8, outcome=Outcome.CRASHED, pass_times_s=(), reason="ValueError: odd", ran_eagerly=None)
+
+    assert ": size 8: crashed: ValueError: odd in " in probe_sentence(loop.ProbeFinished(observation=failed))
+    assert probe_record(failed)["compilation"] is None
+
+
+def test_a_start_after_the_search_is_told_from_its_probes():
+    check = observed(8, details={REAL_STEP: None})
+
+    assert ", a check after the search: measured" in probe_sentence(loop.ProbeFinished(observation=check))
 
 
 def traced(*variants: dict, left_out: tuple[LeftOut, ...] = ()) -> Traced:

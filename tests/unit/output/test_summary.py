@@ -111,13 +111,36 @@ def test_what_stays_to_be_filled_in_of_a_command_is_referred_to_the_table():
     shown = summary_text(
         RunResult.from_record(result()),
         tolerance=0.02,
-        command_line="python train.py --mbs 8 --steps {accumulation}",
+        command_line="python train.py --mbs 8 --steps {accumulation} --out {output_dir}",
     )
 
-    assert shown.splitlines()[-2:] == [
-        "Run:     python train.py --mbs 8 --steps {accumulation}",
+    assert shown.splitlines()[-3:] == [
+        "Run:     python train.py --mbs 8 --steps {accumulation} --out {output_dir}",
         "         {accumulation}: as in the table above",
+        "         {output_dir}: the folder in which your training writes",
     ]
+
+
+def test_a_smaller_size_that_saves_no_memory_is_not_advised():
+    assert "size 6 is within 2% of it and saves 1.00 MiB" in words(result())
+    assert "within 2% of it" not in words(result(memory_saved_bytes=-(2**20)))
+
+
+def test_starts_that_check_a_command_after_the_search_are_told_apart():
+    assert "5 probes (4 measured, 1 out of memory; 1 of them after the search, to check the answer)" in words(
+        result(num_probes_after=1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        (20.5, "2,530 tokens/s without padding; samples have 20.5 in the mean, to which"),
+        (0.75, "93 tokens/s without padding; the size counts tokens, of which 25% are padding, to which"),
+    ],
+)
+def test_tokens_are_told_by_what_the_size_counts(tokens, told):
+    assert told in " ".join(words(result(tokens_per_sample=tokens)).split())
 
 
 def test_the_answers_own_process_is_told_by_what_the_training_runs():

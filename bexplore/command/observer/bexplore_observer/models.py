@@ -51,12 +51,13 @@ class ModelWatch:
     def reset_probe(self) -> None:
         """Forget what was seen of a probe."""
         self.inputs: list[tuple[int, int]] = []  # leading dimension and elements, of a few calls
+        self.elements_of_parts: list[int] = []  # of these calls, with those before that may be parts of the same batch
         self.samples: list[tuple[int, int]] = []  # steps and their samples, where no loader shows them
         self.own_from_step: int | None = None  # the first with a batch of the probe's size
         self._rows_per_sample: dict[int, float] = {}  # of models whose calls are to show when own batches arrive
         self._handles: list[Any] = []
         self._watched: list[Any] = []
-        self._called: tuple[Any, int, list[Any]] | None = None  # the last model, its rows and its inputs
+        self._called: Call | None = None  # the last one
         self._counted: Any = None  # the model whose calls show the samples of each step
 
     @property
@@ -103,7 +104,7 @@ class ModelWatch:
             rows = read_leading_dimension(leaves)
             # Of text, or of objects, there is none: the parts of the model, which are watched next, get tensors.
             if rows is not None:
-                self._called = module, rows, leaves
+                self._called = Call(module, rows, leaves, self._called)
         except Exception as error:
             self._observer.note("forward", error)
 
@@ -111,23 +112,27 @@ class ModelWatch:
         """Take over the call that a pass follows; those before it may be of the steps of an environment."""
         if self._called is None:
             return
-        (module, rows, leaves), self._called, observer = self._called, None, self._observer
+        call, self._called, observer = self._called, None, self._observer
         if self._counted is not None:
-            if module is self._counted:
-                self.samples.append((observer.number_of_step(), rows))
+            if call.module is self._counted:
+                self.samples.append((observer.number_of_step(), call.rows))
                 if len(self.inputs) < VARYING_CALLS:
-                    self.inputs.append((rows, sum(leaf.numel() for leaf in leaves)))
+                    self._add_input(call)
             return
-        self.inputs.append((rows, sum(leaf.numel() for leaf in leaves)))
+        self._add_input(call)
         has_fetched = bool(observer.loaders.fetches.count_rows())
         if not has_fetched:  # else the batches of the loaders are compared
-            observer.loaders.note_digest(leaves)
+            observer.loaders.note_digest(call.leaves)
         if len(self.inputs) < FORWARD_CALLS:
             return
         if not has_fetched and len({one for one, _ in self.inputs}) > 1:
-            self._counted = module
+            self._counted = call.module
         else:
             self.stop()
+
+    def _add_input(self, call: Call) -> None:
+        self.inputs.append((call.rows, call.num_elements))
+        self.elements_of_parts.append(call.elements_of_parts)
 
     def _find_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the tensors that a model is called with; where there are none, its arrays of numpy as tensors."""
@@ -185,6 +190,21 @@ class ModelWatch:
         if self.own_from_step is None:
             self.own_from_step = self._observer.number_of_step()
         return True
+
+
+class Call:
+    """A call of a model; it may take the last part of a batch, whose other parts the calls before it took.
+
+    Parts have as many rows, the last one as many or fewer: renderers call their model so on the points of many rays.
+    """
+
+    def __init__(self, module: Any, rows: int, leaves: list[Any], before: Call | None) -> None:
+        self.module, self.rows, self.leaves = module, rows, leaves
+        self.num_elements = self.elements_of_parts = sum(leaf.numel() for leaf in leaves)
+        self._rows_of_part = rows
+        if before is not None and before.module is module and rows <= before.rows == before._rows_of_part:
+            self.elements_of_parts += before.elements_of_parts
+            self._rows_of_part = before.rows
 
 
 class _CompiledHook:

@@ -86,6 +86,7 @@ def _describe_batches(observer: Observer) -> dict[str, Any]:
     return {
         "rows": {str(rows): count for rows, count in fetches.count_rows().items() if rows != UNKNOWN},
         "forward_rows": models.inputs,
+        "elements_of_parts": models.elements_of_parts,
         "num_samples": loaders.find_num_samples(),
         "before": {"num_fetches": loaders.num_read_before, "num_passes": observer.num_passes_before},
         "own_from_step": models.own_from_step,

@@ -69,6 +69,28 @@ def test_calls_that_no_pass_follows_are_not_of_the_training(observe, model, tens
     assert observer.models.inputs == [(4, 8)] * FORWARD_CALLS
 
 
+@pytest.mark.parametrize(
+    ("calls", "elements"),
+    [
+        pytest.param([8, 8, 3], 38, id="parts of a batch, the last one smaller"),
+        pytest.param([8, 8], 32, id="equal parts"),
+        pytest.param([8, 9], 18, id="a larger call begins a batch"),
+        pytest.param([8, 3, 3], 6, id="a batch ends with its smaller part"),
+    ],
+)
+def test_calls_that_may_take_parts_of_one_batch_are_added(observe, model, tensor, calls, elements):
+    observer = observe()
+    observer.models.watch_inputs()
+
+    for _ in range(FORWARD_CALLS):
+        for rows in calls:
+            model(tensor(rows, 2))
+        observer.models.note_pass()
+
+    assert observer.models.elements_of_parts == [elements] * FORWARD_CALLS
+    assert observer.models.inputs == [(calls[-1], 2 * calls[-1])] * FORWARD_CALLS
+
+
 def test_where_a_loader_shows_the_size_no_model_is_looked_at(observe, model, tensor):
     observer = observe()
     observer.loaders.fetches.turn_to((1, True), 0)
