@@ -107,6 +107,11 @@ class JobEvidence:
     loader: Mapping[str, Any] | None = None  # the timing of the user's own data loader; None where there is none
     maximum: int | None = None  # the largest size that the configuration allows; None for no bound
     parallel: RanksPart | None = None  # the ranks at the recommended size; None for a job of one device
+    is_of_command: bool = False  # whether a training command ran, which takes no keys of bexplore
+
+    def name_key(self, key: str, in_training: str) -> str:
+        """Return the words for a key of the configuration; for a command those for its own code."""
+        return in_training if self.is_of_command else key
 
     @cached_property
     def device(self) -> Device | None:
@@ -246,6 +251,7 @@ def find_bottlenecks_so_far(
         accumulation_steps=sizes[0].accumulation_steps if sizes else None,
         cost_model=cost_model,
         device_info=result.device_info,
+        is_of_command=result.batch.num_replicas is not None,
     )
     return find_bottlenecks(evidence)
 
@@ -369,8 +375,8 @@ def _find_full_arithmetic(evidence: JobEvidence) -> Values | None:
     "launch",
     "launch overhead is the limit: a pass of size {size} takes {time}, one of size {half_micro_batch_size} "
     "{half_time}{idle}",
-    "{larger}explore.compile: {{mode: reduce-overhead}} (CUDA graphs; to accumulate with them, "
-    "allocate .grad once and clear with zero_grad(set_to_none=False))",
+    "{larger}{reduce_overhead} (CUDA graphs; to accumulate with them, allocate .grad once and clear with "
+    "zero_grad(set_to_none=False))",
 )
 def _find_launches(evidence: JobEvidence) -> Values | None:
     # An accelerator that idles while a pass takes hardly longer than one of half the size.
@@ -391,6 +397,9 @@ def _find_launches(evidence: JobEvidence) -> Values | None:
         "half_micro_batch_size": half,
         "half_pass_time_s": pass_s[half],
         "larger": _name_larger_sizes(evidence),
+        "reduce_overhead": evidence.name_key(
+            "explore.compile: {mode: reduce-overhead}", "torch.compile(model, mode='reduce-overhead') in the training"
+        ),
         "size": str(best),
         "time": format_seconds(pass_s[best]),
         "half_time": format_seconds(pass_s[half]),
@@ -519,7 +528,7 @@ def _find_not_counted(evidence: JobEvidence) -> Values | None:
     _STEP,
     "graph_breaks",
     "the compiler breaks the step {times}: {reason}",
-    "each break costs launches and fusions; explore.compile: {{fullgraph: true}} makes it an error",
+    "each break costs launches and fusions; {fullgraph} makes it an error",
     "torch.compile's documentation",
 )
 def _find_graph_breaks(evidence: JobEvidence) -> Values | None:
@@ -527,15 +536,19 @@ def _find_graph_breaks(evidence: JobEvidence) -> Values | None:
     count = max((item.num_graph_breaks or 0 for item in evidence.observations), default=0)
     if not count:
         return None
-    return {"num_graph_breaks": count, "times": counted(count, "time"), "reason": min(reasons, default="")}
+    return {
+        "num_graph_breaks": count,
+        "times": counted(count, "time"),
+        "reason": min(reasons, default=""),
+        "fullgraph": evidence.name_key("explore.compile: {fullgraph: true}", "torch.compile(model, fullgraph=True)"),
+    }
 
 
 @rule(
     _STEP,
     "precision",
     "float32 matrices do not use the TF32 tensor cores of this device (capability {capability:g})",
-    "if 10 bits of mantissa are enough, call torch.set_float32_matmul_precision('high') in the training "
-    "and set explore.torch: {{float32_matmul_precision: high}}",
+    "if 10 bits of mantissa are enough, call torch.set_float32_matmul_precision('high') in the training{key}",
     "PyTorch's notes on CUDA semantics, TensorFloat-32",
 )
 def _find_float32_matrices(evidence: JobEvidence) -> Values | None:
@@ -543,7 +556,10 @@ def _find_float32_matrices(evidence: JobEvidence) -> Values | None:
     job = evidence.job
     capability = float(evidence.device_info.get("capability") or 0.0) if evidence.device_kind == "cuda" else 0.0
     is_decided = job.precision is not Precision.FLOAT32 or job.torch.float32_matmul_precision is not None
-    return None if capability < TF32_CAPABILITY or is_decided else {"capability": capability}
+    if capability < TF32_CAPABILITY or is_decided:
+        return None
+    key = evidence.name_key(" and set explore.torch: {float32_matmul_precision: high}", "")
+    return {"capability": capability, "key": key}
 
 
 def find_shape_hints(job: Job, micro_batch_size: int, *, num_multiprocessors: int | None) -> list[Bottleneck]:

@@ -183,5 +183,6 @@ class Finish:
             loader=result.checks.loader,
             maximum=self.config.maximum,
             parallel=result.parallel,
+            is_of_command=self.config.command is not None,
         )
         return find_bottlenecks(evidence)

@@ -135,8 +135,21 @@ def _assume_replicas(
     return dataclasses.replace(command, num_replicas=found), numbers
 
 
+# Keys of the section that tell how bexplore builds a job itself.
+_OF_BUILT_JOBS = (
+    "precision",
+    "activation_checkpointing",
+    "checkpointed_modules",
+    "activation_memory_budget",
+    "optimizer",
+    "compile",
+    "torch",
+)
+
+
 def _refuse_other_settings(problems: Problems, settings: ExploreSettings) -> None:
-    hints = {
+    of_training = "remove it, and set it in the training: a training command decides this itself"
+    hints = dict.fromkeys((name for name in _OF_BUILT_JOBS if name in settings.model_fields_set), of_training) | {
         "settings": "remove it, and explore the command with each setting in turn; `model_dir` keeps the runs apart",
         "parallelism": "remove it: a training command decides itself how its ranks share the work",
     }

@@ -203,6 +203,23 @@ def test_a_training_command_shares_its_work_itself(folder):
     assert "explore.parallelism does not work with training commands | remove it" in text
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("precision", "bfloat16"),
+        ("activation_checkpointing", "full"),
+        ("activation_memory_budget", 0.5),
+        ("checkpointed_modules", ["a.B"]),
+        ("optimizer", {"fused": True}),
+        ("compile", {"mode": "reduce-overhead"}),
+        ("torch", {"cudnn_benchmark": True}),
+    ],
+)
+def test_what_a_training_command_decides_itself_is_not_taken_silently(folder, key, value):
+    text = folder.refusal(command_file(**{key: value}))
+    assert f"explore.{key} does not work with training commands | remove it, and set it in the training" in text
+
+
 def test_a_training_command_may_have_the_length_of_each_sample(folder):
     (folder.path.parent / "lengths.txt").write_text("7 90 12 90 3")
     command = folder.load(command_file(lengths="lengths.txt")).command

@@ -211,6 +211,20 @@ def test_graph_breaks_are_told_with_their_reason():
     assert "model.py:3" in found[0].finding
 
 
+def test_nothing_advises_a_command_to_set_a_key_that_it_does_not_take():
+    job = dataclasses.replace(JOB, precision=Precision.FLOAT32)
+    ran = [dataclasses.replace(one, num_graph_breaks=2) for one in sweep({1: 0.010, 2: 0.0101, 4: 0.0102, 8: 0.0103})]
+    facts = GPU | {"device": "cuda:0", "capability": 9.0}
+    fields = {"micro_batch_size": 8, "accumulation_steps": 1, "device_info": facts}
+
+    of_job, of_command = (found_in(job, ran, **fields, is_of_command=one) for one in (False, True))
+
+    advised = {one.kind for one in of_job if "explore." in one.action}
+    assert advised == {"launch", "graph_breaks", "precision"}
+    assert {one.kind for one in of_command} == {one.kind for one in of_job}
+    assert not any("explore." in one.action for one in of_command)
+
+
 def test_without_measurements_nothing_is_said():
     assert found_in(JOB, [], micro_batch_size=None) == ()
     assert found_in(JOB, sweep({4: 0.1}), micro_batch_size=4) == ()
