@@ -155,7 +155,7 @@ class CommandRunner:
                 self._end(opened)
             if not watched.suspended_s:
                 break
-        observation = self._judge.judge(watched, self._make_blank(watched, probe))
+        observation = self._judge_start(watched, probe)
         if isinstance(observation, UserProgramError):
             raise observation
         self._learned.limit_samples(observation.max_samples)
@@ -233,7 +233,7 @@ class CommandRunner:
         if capacity is not None and are_cut and not take_capacity(self._learned.sizes, ranks, capacity):
             self.shares_starts = False
             return None
-        observation = self._judge.judge(watched, self._make_blank(watched, probe))
+        observation = self._judge_start(watched, probe)
         if not isinstance(observation, UserProgramError):
             return observation
         if (watched.ending in HOPELESS or self._learned.fails_early) and not watched.opened.is_reused:
@@ -359,6 +359,13 @@ class CommandRunner:
             suspended_s=suspension.seconds,
         )
 
+    def _judge_start(self, watched: Watched, probe: Probe) -> Observation | UserProgramError:
+        """Return what a start shows, with the warnings of the machine where it has times that these are about."""
+        judged = self._judge.judge(watched, self._make_blank(watched, probe))
+        if isinstance(judged, UserProgramError) or not judged.is_measured:
+            return judged
+        return replace(judged, warnings=(*watched.warnings, *judged.warnings))
+
     def _make_blank(self, watched: Watched, probe: Probe) -> Observation:
         left, self._left = self._left, ()
         return Observation(
@@ -368,5 +375,5 @@ class CommandRunner:
             worker=watched.opened.number,
             memory_budget_bytes=self.settings.memory_limit_bytes,
             ran_eagerly=None,
-            warnings=(*watched.warnings, *left),
+            warnings=left,
         )

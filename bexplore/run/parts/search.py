@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from bexplore.run.parts.row import Row, View
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.first_probe import without_numbers
 from bexplore.search.posterior.posterior import CredibleBand
+from bexplore.search.recommendation import Recommendation
 from bexplore.units import counted, format_seconds
 
 STOP_REASONS: dict[str, str] = {
@@ -24,6 +26,7 @@ STOP_REASONS: dict[str, str] = {
 }
 # What may end a search by a limit, and the setting that is the limit: with a larger one it goes on.
 LIMITS: dict[str, str] = {StopReason.MAX_PROBES: "max_probes", StopReason.TIME_BUDGET: "time_budget_s"}
+LEAST_SHARE = 0.001  # by which the answer is told to be slower than another size: of speeds as they are printed
 MAX_TRACEBACK_LINES = 16
 MAX_FAILURES = 4  # reasons; more would push the answer off the screen
 
@@ -48,6 +51,9 @@ class SearchPart:
     stop_reason: str = ""  # a `StopReason`, or the text of `should_stop`
     # The limit that ended it, in probes or seconds; None for another reason, and for the share of a training's time.
     limit: float | None = None
+    # Share by which its speed falls behind the fastest that ran, by the one estimate of each; 0 for the fastest itself.
+    behind_fastest: float = 0.0
+    is_at_max: bool = False  # whether it is the largest size that the configuration allows
     outcomes: Mapping[str, int] = field(default_factory=dict)  # number of probes by outcome
     # The sizes at which the program runs, where a rule explains its failures; None for no such rule.
     runs_at: str | None = None
@@ -63,6 +69,8 @@ class SearchPart:
             num_probes_after=sum(one.is_after_search for one in facts.observations),
             elapsed_s=facts.elapsed_s,
             stop_reason=str(searched.stop_reason),
+            behind_fastest=_find_share_behind(facts.best),
+            is_at_max=facts.best is not None and facts.best.micro_batch_size == facts.config.maximum,
             outcomes=dict(searched.outcomes),
             runs_at=searched.runs_at,
             failures=group_failures(facts.observations),
@@ -72,10 +80,14 @@ class SearchPart:
     def rows(self, view: View) -> Iterator[Row]:
         """Yield why the answer is the answer, the rule of the sizes that run, and what failed."""
         best = "largest" if view.is_emulated else "fastest"
+        if self.behind_fastest >= LEAST_SHARE and not view.is_emulated:
+            best = f"within {math.ceil(1000.0 * self.behind_fastest) / 10.0:.1f}% of the fastest"
         probes, outcomes = counted(self.num_probes or 0, "probe"), outcomes_words(self.outcomes)
         if self.num_probes_after:
             outcomes += f"; {self.num_probes_after} of them after the search, to check the answer"
         ended = f"ended because {self.stop_words(view)}"
+        if self.is_at_max:
+            ended += "; the answer is explore.max, above which nothing is tried"
         yield Row("why", f"{best} of {probes} ({outcomes}) in {format_seconds(self.elapsed_s)}; {ended}")
         if self.runs_at:
             yield Row("runs at", self.runs_at)
@@ -105,6 +117,15 @@ class SearchPart:
         hidden = len(failures) - MAX_FAILURES
         if hidden > 0:
             yield Row("failed", f"and {counted(hidden, 'more reason')} in the run log")
+
+
+def _find_share_behind(best: Recommendation | None) -> float:
+    """Return the share by which the answer is slower than the fastest size of its variant that ran."""
+    own = None if best is None else best.speed(best.micro_batch_size)
+    if best is None or own is None:
+        return 0.0
+    fastest = max(one.samples_per_s for one in best.speeds if one.variant == best.variant)
+    return max(0.0, 1.0 - own.samples_per_s / fastest)
 
 
 def group_failures(observations: Sequence[Observation]) -> tuple[FailureGroup, ...]:

@@ -126,6 +126,17 @@ def test_a_smaller_size_that_saves_no_memory_is_not_advised():
     assert "within 2% of it" not in words(result(memory_saved_bytes=-(2**20)))
 
 
+def test_an_answer_that_is_not_the_fastest_that_ran_is_not_called_so():
+    assert "within 0.5% of the fastest of 5 probes" in words(result(behind_fastest=0.0046))
+    assert "fastest of 5 probes" in words(result(behind_fastest=0.0004))
+    assert "within" not in words(result(behind_fastest=0.0004)).partition("fastest of 5")[0].rpartition("why")[2]
+
+
+def test_an_answer_at_the_largest_size_allowed_says_so():
+    assert "; the answer is explore.max, above which nothing is tried" in words(result(is_at_max=True))
+    assert "explore.max" not in words(result())
+
+
 def test_starts_that_check_a_command_after_the_search_are_told_apart():
     assert "5 probes (4 measured, 1 out of memory; 1 of them after the search, to check the answer)" in words(
         result(num_probes_after=1)

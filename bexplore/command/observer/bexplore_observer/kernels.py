@@ -12,9 +12,10 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 RECORDED_STEP = 3  # the first that is timed on a device: compiled, warmed up, its graphs captured
+NUM_RECORDED = 2  # steps in a row, of which one at most has the last batch of an epoch, which may have fewer samples
 # Operators of these make no kernel whose time is known: collectives, and what makes no tensor.
 LEFT_OUT = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "prim", "profiler")
 # Operators that take memory alone, and the view that schemas do not tell as one.
@@ -25,8 +26,16 @@ TRITON = "triton"  # name of a call of a compiled kernel
 Add = Callable[[Any, Any, Any, Any], None]  # takes an operator, its arguments, its keywords and its result
 
 
+class RecordedStep(NamedTuple):
+    """Kernels of a step: their places among the calls, and what the host does for them, with their numbers."""
+
+    passes: Counter[int | str]
+    updates: Counter[int | str]
+    num_passes: int
+
+
 class KernelLog:
-    """Kernels of one step on a kind of device, by where they belong: to its passes, or to its updates."""
+    """Kernels of a step on a kind of device, by where they belong: to its passes, or to its updates."""
 
     def __init__(self, torch: Any, note: Callable[[str, Any], None], *, device: str = "cuda") -> None:
         self._torch, self._note, self._device = torch, note, device
@@ -45,7 +54,7 @@ class KernelLog:
         self._sink = self._since
         self._is_recording = False
         self._began_at_pass = 0
-        self.num_passes = 0  # of the recorded step; 0 before
+        self.recorded: list[RecordedStep] = []
 
     def attach(self) -> None:
         """Watch the capture and the replay of graphs."""
@@ -79,8 +88,10 @@ class KernelLog:
             self.turn_to(self.passes)
             self._is_recording = False
             self._leave()
-            self.num_passes = num_passes - self._began_at_pass
-        elif number >= RECORDED_STEP and not self.num_passes:
+            if num_passes > self._began_at_pass:
+                self.recorded.append(RecordedStep(self.passes, self.updates, num_passes - self._began_at_pass))
+        if number >= RECORDED_STEP and len(self.recorded) < NUM_RECORDED:
+            self.passes, self.updates = Counter(), Counter()
             self._began_at_pass, self._is_recording, self._sink = num_passes, True, self._since
             self._enter()
 
@@ -94,20 +105,29 @@ class KernelLog:
         if self._is_recording:
             self._sink = self.updates if is_updating else self._since
 
-    def describe(self) -> dict[str, Any] | None:
-        """Return what was recorded, JSON values only; None where nothing was."""
-        if not self.num_passes or self._is_recording:
+    def describe(self, *, are_batches_equal: bool) -> dict[str, Any] | None:
+        """Return the kernels of a step of full batches, JSON values only; None where no step was recorded.
+
+        Frameworks read ahead, so that the batch of a step is not known: where batches have different numbers of
+        samples, the step that moves most bytes has the full ones.
+        """
+        if not self.recorded:
             return None
-        passes, of_passes = split_counts(self.passes)
-        updates, of_updates = split_counts(self.updates)
+        step = self.recorded[0] if are_batches_equal else max(self.recorded, key=self._count_bytes)
+        passes, of_passes = split_counts(step.passes)
+        updates, of_updates = split_counts(step.updates)
         return {
             "calls": self.calls,
             "passes": passes,
             "pass_dispatches": of_passes,
             "updates": updates,
             "update_dispatches": of_updates,
-            "num_passes": self.num_passes,
+            "num_passes": step.num_passes,
         }
+
+    def _count_bytes(self, step: RecordedStep) -> float:
+        of_passes = sum(self.calls[place].get("bytes", 0) * number for place, number in split_counts(step.passes)[0])
+        return of_passes / step.num_passes
 
     # -- graphs of the device
 

@@ -52,7 +52,7 @@ def write_record(observer: Observer, outcome: str) -> None:
         device=device,
         device_name=device_name,
         is_emulated=is_emulated(),
-        kernels=None if observer.kernels is None else observer.kernels.describe(),
+        kernels=_describe_kernels(observer),
         steps=steps,
         num_passes=observer.total_passes,
         batch_coupled=observer.find_batch_coupled(),
@@ -78,6 +78,14 @@ def _describe_process(observer: Observer) -> dict[str, Any]:
         "started_at_s": observer.started_at_s,
         "attached_at_s": observer.attached_at_s,
     }
+
+
+def _describe_kernels(observer: Observer) -> dict[str, Any] | None:
+    if observer.kernels is None:
+        return None
+    called = {rows for rows, _ in observer.models.inputs} | {rows for _, rows in observer.models.samples}
+    rows = {*observer.loaders.fetches.count_rows()} or called
+    return observer.kernels.describe(are_batches_equal=len(rows) <= 1)
 
 
 def _describe_batches(observer: Observer) -> dict[str, Any]:

@@ -50,8 +50,8 @@ def test_passes_have_forward_and_backward_and_updates_all_that_follows_them(obse
         train(observer, own, num_passes=2)
     observer.record_end()
 
-    assert counted(observer.kernels, observer.kernels.passes) == {"forward": 2, "backward": 2}
-    assert counted(observer.kernels, observer.kernels.updates) == {"clip": 1, "update": 1}
+    assert counted(observer.kernels, observer.kernels.recorded[0].passes) == {"forward": 2, "backward": 2}
+    assert counted(observer.kernels, observer.kernels.recorded[0].updates) == {"clip": 1, "update": 1}
     assert read_record()["kernels"]["num_passes"] == 2
 
 
@@ -61,8 +61,22 @@ def test_of_several_optimizers_each_update_counts_once(observer, optimizer):
         train(observer, critic)
         train(observer, actor)
 
-    assert counted(observer.kernels, observer.kernels.passes) == {"forward": 2, "backward": 2}
-    assert counted(observer.kernels, observer.kernels.updates) == {"clip": 2, "update": 2}
+    assert counted(observer.kernels, observer.kernels.recorded[0].passes) == {"forward": 2, "backward": 2}
+    assert counted(observer.kernels, observer.kernels.recorded[0].updates) == {"clip": 2, "update": 2}
+
+
+@pytest.mark.parametrize("rows", [(8, 8, 8, 8, 8), (8, 8, 8, 3, 8), (8, 8, 8, 8, 3), (8, 3, 8, 3, 8)])
+def test_the_kernels_are_those_of_full_batches(observer, optimizer, read_record, rows):
+    own = optimizer()
+    for number in (*rows, 8, 8):
+        if observer.kernels._is_recording:
+            observer.kernels._count({"operator": f"of {number}", "bytes": 100 * number})
+        observer.models.samples.append((0, number))
+        train(observer, own)
+    observer.record_end()
+
+    kernels = read_record()["kernels"]
+    assert "of 8" in {kernels["calls"][place]["operator"] for place, _ in kernels["passes"]}
 
 
 def test_a_graph_adds_what_was_seen_at_its_capture_each_time_that_it_is_replayed(observer):
@@ -87,8 +101,9 @@ def test_a_graph_adds_what_was_seen_at_its_capture_each_time_that_it_is_replayed
     log.at_step(RECORDED_STEP + 1, 1)
     graph.replay()
 
-    assert counted(log, log.passes) == {"captured": 3}
-    assert split_counts(log.passes)[1] == {"recorded_graph": 3, "recorded_kernel": 3}
+    (step,) = log.recorded
+    assert counted(log, step.passes) == {"captured": 3}
+    assert split_counts(step.passes)[1] == {"recorded_graph": 3, "recorded_kernel": 3}
 
 
 def test_without_an_emulated_device_nothing_is_recorded(observe, optimizer, read_record):

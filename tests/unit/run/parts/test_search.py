@@ -1,0 +1,56 @@
+"""How the answer stands among the sizes that ran."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from bexplore.measurement.probe import REAL_STEP
+from bexplore.run.facts import Facts
+from bexplore.run.parts.search import SearchPart
+from bexplore.search.recommendation import Recommendation, Speed
+from tests.builders import observed
+
+
+def found(maximum: int | None, speeds: dict[tuple[int, int], float], **options) -> SearchPart:
+    """Return the part of a search that recommends size 8 of variant 0, by samples/s of size and variant."""
+    best = Recommendation(
+        micro_batch_size=8,
+        relative_performance=1.0,
+        confidence=50,
+        samples_per_s=speeds[8, 0],
+        smallest_within_tolerance=8,
+        base_micro_batch_size=1,
+        num_probes=2,
+        speeds=tuple(
+            Speed(micro_batch_size=size, variant=variant, samples_per_s=one, interval=(one, one))
+            for (size, variant), one in speeds.items()
+        ),
+    )
+    searched = SimpleNamespace(recommendation=best, stop_reason="", outcomes={}, runs_at=None, posterior=None)
+    options = {"observations": (), "elapsed_s": 1.0} | options
+    return SearchPart.find(Facts(config=SimpleNamespace(maximum=maximum), searched=searched, **options))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "share"),
+    [
+        ({(4, 0): 90.0, (8, 0): 100.0}, 0.0),
+        ({(4, 0): 100.0, (8, 0): 99.0}, 0.01),
+        ({(4, 1): 200.0, (8, 0): 99.0}, 0.0),  # of other settings, which are told apart
+    ],
+)
+def test_the_answer_falls_behind_the_fastest_size_that_ran(speeds, share):
+    assert found(None, speeds).behind_fastest == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("maximum", "is_at_max"), [(8, True), (16, False), (None, False)])
+def test_an_answer_at_the_bound_of_the_user_is_known(maximum, is_at_max):
+    assert found(maximum, {(8, 0): 1.0}).is_at_max is is_at_max
+
+
+def test_starts_that_check_the_answer_are_counted_apart():
+    part = found(None, {(8, 0): 1.0}, observations=[observed(8), observed(8, details={REAL_STEP: None})])
+
+    assert (part.num_probes, part.num_probes_after) == (2, 1)
