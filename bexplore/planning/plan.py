@@ -160,7 +160,7 @@ class _Planner:
         costs, request = self.costs, self.request
         require(
             bool(request.batch_sizes) or costs.batch_size is not None,
-            "the file gives no batch_size",
+            "no batch_size is given",
             f"type `batch_sizes={(costs.micro_batch_size or 1) * costs.num_replicas}`",
         )
         amounts = request.batch_sizes or (Amount(number=costs.batch_size or 0),)

@@ -19,6 +19,7 @@ local_compile_train/<model_dir>/
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import shlex
 from collections.abc import Iterator, Mapping
@@ -271,15 +272,30 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[st
     old, new = _deciding_values(before), _deciding_values(after)
     names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     lines = (
-        f"{name.partition('.')[2]}: {old.get(name, 'absent')} -> {new.get(name, 'absent')}"
+        f"{name.partition('.')[2]}: {_describe_change(old.get(name, 'absent'), new.get(name, 'absent'))}"
         for name in ([_COMMAND] if _COMMAND in names else names)
     )
     return tuple(dict.fromkeys(lines))  # the replicas are of the job and of the search
 
 
-def _deciding_values(meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values that decide a run, as text, by dotted name."""
-    values: dict[str, str] = {}
+def _describe_change(old: str | tuple[str, ...], new: str | tuple[str, ...]) -> str:
+    """Return what became of a value; of two lists the words that differ, each behind its option."""
+    if isinstance(old, str) or isinstance(new, str):
+        shown = (one if isinstance(one, str) else ", ".join(one) for one in (old, new))
+        return " -> ".join(shown)
+    changes = []
+    for kind, begin, end, new_begin, new_end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        has_option = kind == "replace" and begin > 0 and old[begin - 1].startswith("-")
+        words = (old[begin - has_option : end], new[new_begin - has_option : new_end])
+        changes.append(" -> ".join(" ".join(one) or "nothing" for one in words))
+    return "; ".join(changes)
+
+
+def _deciding_values(meta: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:
+    """Return the values that decide a run, as text or as a list of texts, by dotted name."""
+    values: dict[str, str | tuple[str, ...]] = {}
 
     def walk(prefix: str, value: Any) -> None:
         if isinstance(value, Mapping) and value:
@@ -288,7 +304,7 @@ def _deciding_values(meta: Mapping[str, Any]) -> dict[str, str]:
         elif isinstance(value, Mapping):
             return  # an empty mapping decides nothing
         elif isinstance(value, list | tuple):
-            values[prefix] = ", ".join(map(str, value))
+            values[prefix] = tuple(map(str, value))
         else:
             values[prefix] = str(value)
 

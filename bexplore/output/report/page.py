@@ -13,6 +13,7 @@ import jinja2
 from jinja2.filters import Markup  # type: ignore[attr-defined]  # imported there
 
 from bexplore import __version__
+from bexplore.config.command import Command
 from bexplore.config.variants import name_settings
 from bexplore.measurement.probe import Observation, compare_sizes
 from bexplore.output import summary
@@ -139,6 +140,9 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
         return (("Resume the exploration:", f"bexplore explore {typed}"),)
     settings = f" and {name_settings(result.choice.settings)}" if result.choice.variant else ""
     steps = [(f"Set micro_batch_size: {size}{settings} in `{config}`, or type", f"bexplore apply {typed}")]
+    command_line = _find_command_line(data)
+    if command_line:
+        steps = [(f"Train with micro_batch_size {size}:", command_line)]
     keeps = result.batch.keeps_batch_size
     if result.batch.batch_message and (keeps is None or keeps.micro_batch_size != size):
         steps.append((f"{result.batch.batch_message}.", ""))
@@ -153,9 +157,25 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
     elif not result.is_emulated and (result.answer.confidence or 0) < target:
         score = result.answer.score_words(data.tolerance)
         is_final = result.search.stop_reason == StopReason.COSTS_MORE_THAN_IT_SAVES
-        then = ", and another probe would not pay." if is_final else ": see below how to raise it."
+        then = ", and another probe would not pay."
+        if not is_final:
+            then = f": the search ended because {result.search.stop_words(data.view)}."
         steps.append((f"The score is below its target{f' ({score})' if score else ''}{then}", ""))
     return tuple(steps)
+
+
+def _find_command_line(data: ReportData) -> str:
+    """Return the training command with the size filled in; empty where a file holds the size."""
+    model = data.meta.get("job", {}).get("model", {})
+    command = Command(argv=tuple(model.get("command") or ()), env=model.get("env") or {})
+    if not command.placeholders & {"micro_batch_size", "global_batch_size"} or data.micro_batch_size is None:
+        return ""
+    of_user = data.result.batch.of_user
+    return command.shown_with(
+        micro_batch_size=data.micro_batch_size,
+        accumulation=None if of_user is None else of_user.accumulation_steps,
+        num_replicas=data.result.batch.num_replicas or 1,
+    )
 
 
 def sizes_table(data: ReportData) -> Table:

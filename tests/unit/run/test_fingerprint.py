@@ -99,11 +99,20 @@ def test_a_job_is_described_by_how_its_ranks_share_the_work(folder, parallelism,
     assert describe(folder.load(sections(explore={"device": "cpu"} | explore))).endswith(f"AdamW, {told}")
 
 
-def test_of_another_training_command_the_words_alone_differ():
-    before = {"job": {"model": {"command": ["train", "{micro_batch_size}"], "file": "a.yaml"}}}
-    after = {"job": {"model": {"command": ["train", "{micro_batch_size}", "--x"], "code_sha256": {"b.py": "7f"}}}}
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("train --lr 1 {micro_batch_size} --x", "nothing -> --x"),
+        ("train --lr 2 {micro_batch_size}", "--lr 1 -> --lr 2"),
+        ("python run.py {micro_batch_size}", "train --lr 1 -> python run.py"),
+        ("fit --lr 1 {micro_batch_size} --y", "train -> fit; nothing -> --y"),
+    ],
+)
+def test_of_another_training_command_the_words_that_differ_alone_are_told(words, told):
+    before = {"job": {"model": {"command": ["train", "--lr", "1", "{micro_batch_size}"], "file": "a.yaml"}}}
+    after = {"job": {"model": {"command": words.split(), "code_sha256": {"b.py": "7f"}}}}
 
-    assert differences(before, after) == ("model.command: train, {micro_batch_size} -> train, {micro_batch_size}, --x",)
+    assert differences(before, after) == (f"model.command: {told}",)
 
 
 def test_a_difference_of_the_job_and_of_its_search_is_told_once():

@@ -12,7 +12,7 @@ from bexplore.measurement.probe import Observation
 from bexplore.output.report.figure import Band
 from bexplore.output.report.figures import figures
 from bexplore.output.report.files import ReportFile, html, read_report_data
-from bexplore.output.report.page import comparisons_table, mark_code, markdown, probes_table
+from bexplore.output.report.page import comparisons_table, first_steps, mark_code, markdown, probes_table
 from bexplore.output.summary import batch_sizes_table
 from bexplore.planning.plan import make_plans
 from bexplore.planning.request import PlanRequest, Work
@@ -256,6 +256,31 @@ def test_markdown_is_short_and_marks_the_answer(tmp_path):
     assert "**Use `micro_batch_size: 8`**: 4.00x" in text
     assert "| **8** | **410** | **52,480** |" in text
     assert len(text.splitlines()) < 40
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "told"),
+    [
+        (["python", "a b.py", "{micro_batch_size}"], {}, "python 'a b.py' 8"),
+        (["python", "t.py"], {"SIZE": "{micro_batch_size}"}, "SIZE=8 python t.py"),
+        (["python", "t.py", "{config}"], {}, "bexplore apply "),
+    ],
+)
+def test_a_command_is_told_with_its_size_and_a_file_by_what_writes_into_it(tmp_path, command, env, told):
+    data = read_report_data(make_run(tmp_path))
+    job = {"workload": "command", "model": {"command": command, "env": env}}
+
+    (_, line), *_ = first_steps(dataclasses.replace(data, meta={**data.meta, "job": job}))
+
+    assert line.startswith(told) and (line == told or told.endswith(" "))
+
+
+def test_markdown_tells_a_budget_only_where_there_is_one(tmp_path):
+    data = read_report_data(make_run(tmp_path))
+
+    told = re.compile(r"Peak memory [\d.]+ GiB( of 4\.00 GiB)?\.")
+    assert told.search(markdown(data))[1]
+    assert told.search(markdown(dataclasses.replace(data, budget_bytes=None)))[1] is None
 
 
 @pytest.mark.promise("a report that cannot be written", "a warning; the result is complete")
