@@ -146,7 +146,8 @@ def _line(start: Sequence[str], call: Call) -> str:
     if not call.variables:
         return f"bexplore init -- {quote_words(words)}"
     given = " ".join(f"--env {name}={value}" for name, value in call.variables.items())
-    return f"bexplore explore {given} -- {quote_words(words)}"
+    takes_folder = any("{output_dir}" in value for value in call.variables.values())
+    return f"bexplore explore {given} -- {quote_words(words)}" if takes_folder else _explore_line(f"{given} ", words)[0]
 
 
 def _describe(parameter: Parameter) -> str:
@@ -208,7 +209,7 @@ def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Seq
 def _refuse_with_configuration(path: Path, start: Sequence[str], interfaces: Sequence[Interface]) -> None:
     """Raise an error where a program takes a file of settings: its size is a key of that."""
     for chain in (one for interface in interfaces for one in chains(interface)):
-        config = next((one for one in chain[-1][1].parameters if spell(one.name) in _CONFIGURATIONS), None)
+        config = next(filter(_takes_configuration, chain[-1][1].parameters), None)
         if config is not None:
             call = make_call(chain, config=config)
             line, means = _explore_line(f"{config.default or 'CONFIG.yaml'} ", [*start, *call.words])
@@ -216,6 +217,10 @@ def _refuse_with_configuration(path: Path, start: Sequence[str], interfaces: Seq
                 f"no option of {path} is a micro-batch size; {config.spelt} names a file that may hold it",
                 hint=f"write explore as the size in that file, then type{means}:\n{line}",
             )
+
+
+def _takes_configuration(parameter: Parameter) -> bool:
+    return any(spell(name) in _CONFIGURATIONS for name in (parameter.name, parameter.head.rstrip("=")))
 
 
 def _explore_line(options: str, words: Sequence[str]) -> tuple[str, str]:

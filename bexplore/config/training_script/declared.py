@@ -41,6 +41,7 @@ def _read_option(call: Node, *, is_click: bool, is_positional: bool | None = Non
         is_required=is_required,
         default=default.scalar,
         choices=tuple(map(str, choices)) if isinstance(choices, list | tuple) else (),
+        help_text=call.keyword("help").text,
     )
 
 
@@ -163,7 +164,13 @@ def read_absl(program: Program) -> Iterator[Interface]:
         if last.startswith("DEFINE_") and last not in _NO_FLAGS:
             name, default = (call.argument(0) or call.keyword("name")).text, call.keyword("default") or call.argument(1)
             is_required = call.keyword("required").value is True
-            parameter = Parameter(name=name, head=f"--{name}=", is_required=is_required, default=default.scalar)
+            parameter = Parameter(
+                name=name,
+                head=f"--{name}=",
+                is_required=is_required,
+                default=default.scalar,
+                help_text=(call.keyword("help") or call.argument(2)).text,
+            )
             parameters.update({name: parameter} if name else {})
         elif last in ("mark_flag_as_required", "mark_flags_as_required"):
             for value in (one.value for one in call.arguments):

@@ -52,7 +52,7 @@ def find_fixed_size(program: Program) -> Edit | None:
     if not places:
         return None
     place = min(places, key=_distance)
-    value = place.value
+    value = _find_divided(place.value)
     while (found := value.find()).is_a(ast.expr):  # a name that stands for the number
         value = found
     what = f"{place.name}={_read_number(place.value)}"
@@ -60,11 +60,20 @@ def find_fixed_size(program: Program) -> Edit | None:
 
 
 def _read_number(value: Node) -> int:
-    """Return the number that an expression is, of `16 if cuda else 4` the first, of `4 * 8` the product; 0 for none."""
-    value = value.at(value.node.body) if value.is_a(ast.IfExp) else value
+    """Return the number that an expression is; 0 for none.
+
+    Of `16 if cuda else 4` and of `16 // num_gpus` it is the first, of `4 * 8` the product.
+    """
+    value = value.at(value.node.body) if value.is_a(ast.IfExp) else _find_divided(value)
     is_product = value.is_a(ast.BinOp) and isinstance(value.node.op, ast.Mult)
     numbers = [one.value for one in (value.each([value.node.left, value.node.right]) if is_product else [value])]
     return math.prod(numbers) if all(type(one) is int for one in numbers) else 0
+
+
+def _find_divided(value: Node) -> Node:
+    """Return what is divided, as among devices; an expression that divides nothing itself."""
+    is_divided = value.is_a(ast.BinOp) and isinstance(value.node.op, ast.FloorDiv)
+    return value.at(value.node.left) if is_divided else value
 
 
 def _distance(place: _Place) -> tuple[bool, bool, int, bool, int]:

@@ -9,6 +9,7 @@ from bexplore.config.training_script.parameters import Interface, Parameter
 
 _OPTION = re.compile(r"^[\s│|*]*(?:-\w(?:[ =]\S+)?\s*,\s*)?(?P<head>--[A-Za-z][\w.-]*)(?P<rest>.*)$")
 _SHORT = re.compile(r"^[\s│|*]*(?P<head>-\w)\s+(?P<rest>[A-Z].*)$")
+_SPELLING = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
 _DEFAULT = re.compile(r"[(\[]default:? ?'?(?P<value>[^'\])]+)'?[)\]]")
 _REQUIRED = re.compile(r"[(\[]required[)\]]")
 _COMMANDS = re.compile(r"^(?:[╭─ ]*Commands\b|commands:)", re.IGNORECASE)
@@ -28,19 +29,26 @@ def read_help(text: str, typed: Sequence[str] = ()) -> Interface:
     for index, line in enumerate(lines):
         found = _OPTION.match(line) or _SHORT.match(line)
         if found is not None and found["head"] not in ("--help", "--helpfull", "--helpshort"):
-            parameters.append(_option(found, " ".join(lines[index : index + 3]), usage))
+            parameters.append(_option(found, " ".join(lines[index : index + 3]), {*usage}, typed))
     unique = {one.head or one.name: one for one in parameters}
     return Interface("--help", list(unique.values()), {name: Interface("--help") for name in commands})
 
 
-def _option(found: re.Match[str], text: str, usage: list[str]) -> Parameter:
+def _option(found: re.Match[str], text: str, usage: set[str], typed: Sequence[str]) -> Parameter:
     head = found["head"].rstrip(".")
+    spellings = _SPELLING.findall(re.split(r"\s{2,}", found[0].strip())[0])  # the usage has the first one
+    is_typed = any(word.partition("=")[0] in spellings for word in typed)
     own = re.split(r"\s-{1,2}[a-zA-Z]", text.replace(found["head"], "", 1))[0]  # up to the next option
     default = _DEFAULT.search(own)
     value = default["value"].strip() if default is not None else None
-    is_required = head in usage or _REQUIRED.search(own) is not None
+    is_required = not usage.isdisjoint((head, *spellings)) or _REQUIRED.search(own) is not None
+    described = re.split(r"\s{2,}", own.strip(), maxsplit=1)
     return Parameter(
-        name=head.lstrip("-"), head=head, is_required=is_required, default=None if value == "None" else value
+        name=head.lstrip("-"),
+        head=head,
+        is_required=is_required and not is_typed,
+        default=None if value == "None" else value,
+        help_text=described[1] if len(described) > 1 else "",
     )
 
 

@@ -32,7 +32,7 @@ NAMES = {
     "output_dir": (
         *("hydra.run.dir", "outputdir", "outdir", "outputpath", "outputfolder", "output", "savedir", "savepath"),
         *("logdir", "checkpointdir", "checkpointsdir", "ckptdir", "defaultrootdir", "workdir", "expdir", "rundir"),
-        *("resultsdir", "savefolder", "outf", "out"),
+        *("resultsdir", "resultdir", "resultpath", "resultspath", "experimentdir", "savefolder", "outf", "out"),
     ),
 }
 # `sw`: the windows of `sliding_window_inference` of MONAI.
@@ -40,6 +40,20 @@ OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|tes
 OF_TRAINING = re.compile(r"train|fit|tune|learn")
 _OF_OTHERS = {"total", "global", "buffer", "replay"}  # words of names of batches that no single pass takes
 FAR = 100  # the rank of a name that ends in a known one, such as `unet_batch_size`, behind all known ones
+FARTHEST = 2 * FAR  # of a parameter whose help text tells it, behind all that are named so
+# What help texts begin with, or hold, where the name says nothing. Sources: those of NeRF (`--N_rand`), LightGCN
+# (`--bpr_batch`), 3D-ResNets (`--result_path`) and VideoPose3D (`--checkpoint`).
+_HELP = {
+    "micro_batch_size": re.compile(r"^\W*(?:\w+ ){0,2}(?:mini|micro)?[- ]?batch[- ]?sizes?\b"),
+    "output_dir": re.compile(
+        r"\b(?:output|result|checkpoint|log|save|experiment)s?\b[^.]*\b(?:dir|directory|folder|path)\b"
+        r"|\b(?:dir|directory|folder|path)\b[^.]*\b(?:output|result|checkpoint|log|save|store|write)"
+        r"|^where to (?:store|save|write|put)\b"
+    ),
+}
+_HELP_OF_OTHERS = re.compile(
+    r"\b(?:total|global|effective|buffer|replay|load|loaded|resume|restore|pre-?trained|read|input|init|from|exist)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +66,7 @@ class Parameter:
     default: Any = None  # its value without one; None where there is none or it is not a literal
     choices: tuple[str, ...] = ()  # values that it takes; empty where any
     is_variable: bool = False  # whether it is a variable of the environment
+    help_text: str = ""  # what the program says of it; empty where it says nothing
 
     @property
     def is_positional(self) -> bool:
@@ -146,7 +161,16 @@ def _nearest(parameters: Sequence[Parameter], placeholder: str) -> Parameter | N
     named = [(name, one) for one in parameters for name in (one.name, one.head.rstrip("=")) if _fits(one, placeholder)]
     ranks = [(rank(name, placeholder), one) for name, one in named]
     known = [(found, one) for found, one in ranks if found is not None]
+    known = known or [(FARTHEST, one) for _, one in named if _is_told(one, placeholder)]
     return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def _is_told(parameter: Parameter, placeholder: str) -> bool:
+    """Return whether the help text of a parameter says that it is what a placeholder stands for."""
+    text = parameter.help_text.lower()
+    if placeholder not in _HELP or OF_EVALUATION.search(text) or _HELP_OF_OTHERS.search(text):
+        return False
+    return _HELP[placeholder].search(text) is not None
 
 
 def _fits(parameter: Parameter, placeholder: str) -> bool:

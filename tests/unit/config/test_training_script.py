@@ -19,6 +19,24 @@ STYLES = {
         "p.add_argument('--save-dir')\np.add_argument('--amp', action='store_true')\n",
         f"--batch-size {MBS} --save-dir {OUT}",
     ),
+    "argparse, told by the help text": (
+        "import argparse\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--accum', type=int, default=4, help='raises the effective batch size')\n"
+        "p.add_argument('--start', help='checkpoint directory to resume from')\n"
+        "p.add_argument('--N_rand', type=int, default=4096, help='batch size (number of random rays per step)')\n"
+        "p.add_argument('--basedir', default='./logs/', help='where to store ckpts and logs')\n",
+        f"--accum {ACC} --N_rand {MBS} --basedir {OUT}",
+    ),
+    "argparse, a name before a help text": (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int, help='the batch size')\n"
+        "p.add_argument('--bs', type=int)\np.add_argument('--result_path')\n",
+        f"--bs {MBS} --result_path {OUT}",
+    ),
+    "absl, told by the help text": (
+        "from absl import flags\nflags.DEFINE_integer('rays', 64, 'Batch size in rays')\n"
+        "flags.DEFINE_string('dir', None, help='Directory to write checkpoints')\n",
+        f"--rays={MBS} --dir={OUT}",
+    ),
     "argparse, a short option alone": (
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('-b', type=int)\np.add_argument('-outf')\n",
         f"-b {MBS} -outf {OUT}",
@@ -283,6 +301,29 @@ REFUSED = {
         "--config names a file that may hold it",
         "bexplore explore base.yaml -- python train.py --config {config} --name NAME --out-dir {output_dir}",
     ),
+    "a file of settings under another name": (
+        "import argparse\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--config', '-c', dest='filename', default='base.yaml')\n",
+        "--config names a file that may hold it",
+        "bexplore explore base.yaml --writes-are-fine -- python train.py --config {config}",
+    ),
+    "a number that is divided among devices": (
+        "import os\nloader = DataLoader(a, batch_size=128 // args.n_gpu, sampler=s)\n",
+        "train.py:2: batch_size=128 is fixed",
+        'batch_size=int(os.environ.get("MICRO_BATCH_SIZE", 128)) // args.n_gpu, sampler=s)\nthen',
+    ),
+    "a variable beside values that only the user knows": (
+        "import argparse, os\np = argparse.ArgumentParser()\np.add_argument('data')\n"
+        "loader = DataLoader(a, batch_size=int(os.environ['BATCH_SIZE']))\n",
+        "needs values that only you know: data",
+        "bexplore explore --env BATCH_SIZE={micro_batch_size} --writes-are-fine -- python train.py DATA",
+    ),
+    "a help text of another batch": (
+        "import argparse\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--n', type=int, help='total batch size of all devices')\n",
+        "no option of train.py is a micro-batch size",
+        "--run-help",
+    ),
     "no option of that name": (
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\n",
         "no option of train.py is a micro-batch size: it takes --lr",
@@ -485,6 +526,12 @@ HELPS = {
         "options:\n  -h, --help  show this\n  -b N, --batch-size N\n  --name NAME  a name\n  --out OUT\n",
         f"DATA --batch-size {MBS} --name NAME --out {OUT}",
     ),
+    "argparse, short options in the usage": (
+        "usage: train.py [-h] -c DATA -v VOCAB [-b BATCH_SIZE] -o OUTPUT_PATH\n\noptions:\n"
+        "  -c DATA, --data DATA  a file\n  -v VOCAB, --vocab_path VOCAB\n                        its words\n"
+        "  -b BATCH_SIZE, --batch_size BATCH_SIZE\n  -o OUTPUT_PATH, --output_path OUTPUT_PATH\n",
+        f"--data DATA --vocab_path VOCAB_PATH --batch_size {MBS} --output_path {OUT}",
+    ),
     "click": (
         "Usage: train.py [OPTIONS] DATA\n\nOptions:\n  --steps INTEGER       [required]\n"
         "  -b, --batch INTEGER   samples  [default: 4]\n  --help                Show this message and exit.\n",
@@ -517,6 +564,14 @@ def test_a_help_text_is_read_as_its_library_writes_it(style):
         command = error.hint
 
     assert f"python train.py {words}\n" in f"{command}\n"
+
+
+@pytest.mark.parametrize("typed", ["-c", "--data", "--data=x"])
+def test_a_required_option_that_is_typed_is_not_asked_for(typed):
+    text, _ = HELPS["argparse, short options in the usage"]
+
+    with pytest.raises(UserInputError, match="needs values that only you know: --vocab_path$"):
+        starter.from_help(["python", "train.py", typed, *([] if "=" in typed else ["x"])], text)
 
 
 def test_a_help_text_with_commands_asks_for_one_of_them():
