@@ -60,3 +60,10 @@ def test_a_dry_run_without_an_output_folder_says_that_each_start_writes_where_it
         "the accumulation of your training is unknown: with explore.global_batch_size a real step is run",
     ]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_without_a_size_is_sent_to_what_reads_its_script(tmp_path):
+    error = typed("--writes-are-fine", "--", "python", "my train.py", "--lr", "1").exception
+
+    assert "nothing of the command changes with the micro-batch size" in error.message
+    assert error.hint.endswith("; this reads the script for it: bexplore init 'my train.py'")

@@ -470,11 +470,13 @@ def _check_command(problems: Problems, command: Command, own: FamilyFile | None)
         if near is not None:
             problems.error(place, f"{{{name}}} is no placeholder", f"did you mean {{{near}}}?")
     if not used & {"micro_batch_size", "global_batch_size"}:
-        problems.error(
-            place,
-            "nothing of the command changes with the micro-batch size",
-            f"write {{micro_batch_size}} where the command takes it, or {_name_size(document)}: explore in its file",
-        )
+        script = next((word for word in command.argv if word.endswith(".py")), None)
+        hint = "write {micro_batch_size} where the command takes it"
+        if command.file is not None:
+            hint += f", or {_name_size(document)}: explore in its file"
+        elif script is not None:
+            hint += f"; this reads the script for it: bexplore init {shlex.quote(script)}"
+        problems.error(place, "nothing of the command changes with the micro-batch size", hint)
     if command.file is not None and "config" not in used and "micro_batch_size" in command.file.names:
         problems.error(
             place, f"the command does not read {command.file.name}", "write {config} where the command takes the file"

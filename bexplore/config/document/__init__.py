@@ -264,6 +264,10 @@ def _refuse_code(path: Path, text: str, argv: Sequence[str]) -> UserInputError:
     Sources: `--cfg-options` of mmengine, mmcv and xtuner; detectron2's lazy overrides; nanoGPT's configurator.
     """
     line = f"python train.py {path} --batch_size={{micro_batch_size}} --out_dir={{output_dir}}"
+    plain = f"python train.py {path}"
+    if path.suffix != ".py":  # lines of `key = value`, as configargparse reads them
+        plain = f"python train.py --config {path}"
+        line = f"{plain} --batch_size {{micro_batch_size}} --out {{output_dir}}, with the names of your program"
     if "train_dataloader" in text or "data = dict(" in text:
         key = "train_dataloader.batch_size" if "train_dataloader" in text else "data.samples_per_gpu"
         start = "xtuner train" if "xtuner" in text else "python tools/train.py"
@@ -280,7 +284,7 @@ def _refuse_code(path: Path, text: str, argv: Sequence[str]) -> UserInputError:
         start = " ".join(word if _PLAIN_IN_SHELL.fullmatch(word) else shlex.quote(word) for word in words)
         line = shlex.quote(f"{edit} > {copy}; exec {start}")
         return UserInputError(refused, hint=f"let the command make the copy: bexplore explore -- bash -c {line}")
-    by_variable = f"--env SIZE={{micro_batch_size}} -- python train.py {path} --out_dir={{output_dir}}"
+    by_variable = f"--env SIZE={{micro_batch_size}} -- {plain} --out_dir={{output_dir}}"
     return UserInputError(
         refused,
         hint=f"give the size by an option: bexplore explore -- {line}\n"

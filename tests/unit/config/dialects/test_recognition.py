@@ -440,6 +440,7 @@ def test_a_size_without_one_place_is_refused(tmp_path, text, words, hint):
         ("x.py", "dataloader.train.total_batch_size = 4\n", "dataloader.train.total_batch_size={micro_batch_size}"),
         ("x.py", "import torch\nfrom d.config import LazyCall as L\n", "--config-file {path}"),
         ("x.cfg", "[train]\nbatch_size = 4\n", "SIZE={micro_batch_size}"),
+        ("x.txt", "N_rand = 1024\n", "-- python train.py --config {path} --batch_size {micro_batch_size} --out"),
     ],
 )
 def test_a_configuration_that_is_code_takes_its_size_by_an_option(tmp_path, name, text, words):
