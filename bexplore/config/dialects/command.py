@@ -456,6 +456,15 @@ def _name_size(document: Document) -> str:
     return next(map(dotted_path, find_sizes(document.values)), "micro_batch_size")
 
 
+def _hint_size(command: Command, document: Document) -> str:
+    """Return what to type so that a command changes with the size."""
+    script = next((word for word in command.argv if word.endswith(".py")), None)
+    hint = "write {micro_batch_size} where the command takes it"
+    if command.file is not None:
+        return f"{hint}, or {_name_size(document)}: explore in its file"
+    return hint if script is None else f"{hint}; this reads the script for it: bexplore init {shlex.quote(script)}"
+
+
 def _check_command(problems: Problems, command: Command, own: FamilyFile | None) -> None:
     """Note what would make every start useless or harmful."""
     document = problems.document
@@ -470,13 +479,7 @@ def _check_command(problems: Problems, command: Command, own: FamilyFile | None)
         if near is not None:
             problems.error(place, f"{{{name}}} is no placeholder", f"did you mean {{{near}}}?")
     if not used & {"micro_batch_size", "global_batch_size"}:
-        script = next((word for word in command.argv if word.endswith(".py")), None)
-        hint = "write {micro_batch_size} where the command takes it"
-        if command.file is not None:
-            hint += f", or {_name_size(document)}: explore in its file"
-        elif script is not None:
-            hint += f"; this reads the script for it: bexplore init {shlex.quote(script)}"
-        problems.error(place, "nothing of the command changes with the micro-batch size", hint)
+        problems.error(place, "nothing of the command changes with the micro-batch size", _hint_size(command, document))
     if command.file is not None and "config" not in used and "micro_batch_size" in command.file.names:
         problems.error(
             place, f"the command does not read {command.file.name}", "write {config} where the command takes the file"

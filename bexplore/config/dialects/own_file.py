@@ -21,6 +21,7 @@ _CONFIG_OPTIONS = re.compile(r"""["'](--(?:config|cfg|conf|yaml|params|hparams|o
 _OUTPUT_OPTIONS = re.compile(
     r"""["'](--(?:out(?:put)?|save|log|work|exp|checkpoint)(?:[-_]?(?:dir|path|folder))?)["']"""
 )
+_OF_ALL = re.compile(r"global|total|effective", re.IGNORECASE)  # batches of all devices and passes of a step
 _OUTPUT_KEY = re.compile(r"(?:out(?:put)?|save|work|exp)_?(?:dir|path|folder)", re.IGNORECASE)
 
 
@@ -90,8 +91,16 @@ def refuse_own_file(document: Document, likeness: Likeness | None, guess: str = 
         message += f": it resembles {likeness.family.title} by {', '.join(likeness.evidence)}"
         message += f", which reads no {', '.join(likeness.against[:2])}" if likeness.against else ""
     keys = [*map(dotted_path, _find_output_keys(document.values, ()))]
-    line = suggest_command(document.path, output_key=keys[0] if len(keys) == 1 else "")
-    lines = [guess, f"type your training command behind it: {line}"]
+    sizes = [] if word else [path for path in find_sizes(document.values) if not _OF_ALL.search(str(path[-1]))]
+    line = suggest_command(
+        document.path,
+        output_key=keys[0] if len(keys) == 1 else "",
+        size_key=dotted_path(sizes[0]) if len(sizes) == 1 else "",
+    )
+    lead = "type your training command behind it"
+    if not word and len(sizes) != 1:
+        lead = f"write explore at its micro-batch size, and {lead}"
+    lines = [guess, f"{lead}: {line}"]
     if likeness is not None and resembles:
         lines.append(f"or explore.dialect: {likeness.family.name}, if it is one")
     return UserInputError(message, hint="\n".join(filter(None, lines)))
@@ -107,11 +116,13 @@ def _find_output_keys(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 
 
 def suggest_command(
-    path: Path, family: Family | None = None, values: Values | None = None, *, output_key: str = ""
+    path: Path, family: Family | None = None, values: Values | None = None, *, output_key: str = "", size_key: str = ""
 ) -> str:
     """Return the line to type for a file: the family's, or that of the script which lies beside it.
 
-    `output_key` is the key of the file that holds the folder of the output; empty where none is known.
+    Args:
+        output_key: The key of the file that holds the folder of the output; empty where none is known.
+        size_key: The key of its size, where that is a number; empty where the word stands there, or none is known.
     """
     program = None if family is None or values is None else family.find_program(values, 1)
     if program is not None:
@@ -123,11 +134,12 @@ def suggest_command(
     config = _CONFIG_OPTIONS.search(text)
     output = _OUTPUT_OPTIONS.search(text)
     words = ["python", str(script or "train.py"), config[1] if config else "--config", "{config}"]
+    options = [f"--set {size_key}=explore"] if size_key else []
     if config and not output:  # its options are there, and none is a folder
-        place = f"--set {output_key}={{output_dir}}" if output_key else "--writes-are-fine"
-        return f"bexplore explore {path} {place} -- {' '.join(words)}"
-    words += [output[1] if output else "--out", "{output_dir}"]
-    return f"bexplore explore {path} -- {' '.join(words)}"
+        options.append(f"--set {output_key}={{output_dir}}" if output_key else "--writes-are-fine")
+    else:
+        words += [output[1] if output else "--out", "{output_dir}"]
+    return " ".join(["bexplore explore", str(path), *options, "--", *words])
 
 
 def _find_script(path: Path) -> Path | None:

@@ -570,7 +570,7 @@ def test_a_help_text_is_read_as_its_library_writes_it(style):
 def test_a_required_option_that_is_typed_is_not_asked_for(typed):
     text, _ = HELPS["argparse, short options in the usage"]
 
-    with pytest.raises(UserInputError, match="needs values that only you know: --vocab_path$"):
+    with pytest.raises(UserInputError, match=r"needs values that only you know: --vocab_path$"):
         starter.from_help(["python", "train.py", typed, *([] if "=" in typed else ["x"])], text)
 
 

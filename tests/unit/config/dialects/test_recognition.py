@@ -78,7 +78,13 @@ def test_a_file_with_one_usual_key_is_of_no_family(tmp_path, name):
         load(tmp_path, text)
 
     assert (f"it resembles {family}" if family else "") in str(raised.value)
-    assert f"bexplore explore {tmp_path}/job.yaml -- python train.py --config {{config}}" in raised.value.hint
+    line = next(one for one in raised.value.hint.splitlines() if "bexplore explore" in one)
+    typed, _, command = line.partition("bexplore explore ")[2].partition(" -- ")
+    path, *options = typed.split()
+    assert (path, command.split()[:4]) == (str(tmp_path / "job.yaml"), ["python", "train.py", "--config", "{config}"])
+    if "write explore at its micro-batch size" not in line:  # of a file with several sizes, or with none
+        overrides = [f"explore.command={json.dumps(command.split())}", *options[1::2]]
+        assert load(tmp_path, text, *overrides).command.file.paths("micro_batch_size")
     if "defaults" not in text:  # whose values are in several files
         with pytest.raises(UserInputError, match="is a file of your own"):
             starter.from_file(tmp_path / "job.yaml")
