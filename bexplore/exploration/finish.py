@@ -77,7 +77,7 @@ class Finish:
         if searched.recommendation is None:
             return known
         is_interrupted = searched.stop_reason == StopReason.INTERRUPTED
-        is_left = not known.is_estimated
+        is_left = self.runner is None or not known.is_estimated  # of a command nothing more is measured
         measured = self._measure(facts, known, is_interrupted=is_interrupted) if is_left else known
         checks = replace(measured.checks, bottlenecks=self._bottlenecks(facts, measured))
         limit = getattr(search_settings(self.config), LIMITS.get(measured.search.stop_reason, ""), None)
