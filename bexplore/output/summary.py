@@ -167,6 +167,10 @@ def keeping_sentence(result: RunResult, target_confidence: float | None) -> str 
     rule = "even" if result.batch.divisibility == "even" else "divisors"
     if keeps is None and result.batch.replica_batch_size is None:
         return f"No micro_batch_size keeps batch_size {own}: the replicas have no equal shares of it."
+    passes, replicas = result.batch.passes_per_step, result.batch.num_replicas or 1
+    if keeps is None and passes is not None and own % (passes * replicas) == 0:
+        made = f"the command has {counted(passes, 'pass')} a step, so that {own // (passes * replicas)} would keep it"
+        return f"No micro_batch_size that ran keeps batch_size {own}: {made}."
     if keeps is None:
         return f"No micro_batch_size that ran keeps batch_size {own}; explore.candidates: {rule} tries only such sizes."
     size, free = keeps.micro_batch_size, keeps.free_micro_batch_size

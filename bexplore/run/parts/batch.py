@@ -10,6 +10,7 @@ from bexplore.job.batching import GlobalBatchSize, near_value_message, split, va
 from bexplore.measurement.probe import Observation
 from bexplore.run.facts import Facts, estimated, step_time_s, verified_by
 from bexplore.search.result import SecondAnswer
+from bexplore.units import counted
 
 if TYPE_CHECKING:  # the schema imports pydantic, which reading a result need not
     from bexplore.config.config import Config
@@ -61,6 +62,7 @@ class BatchPart:
     keep_batch_size: bool | None = None  # whether it must be kept
     # Whether `batch_size` is valid with the size, and which ones near it are; empty if none was given.
     batch_message: str = ""
+    passes_per_step: int | None = None  # of a command that does not take its accumulation; None where it may be chosen
     # The fastest size that keeps `batch_size`; the recommended one if that keeps it.
     keeps_batch_size: KeepsBatchSize | None = None
 
@@ -88,7 +90,8 @@ class BatchPart:
             num_replicas=None if config.command is None else replicas,
             divisibility=config.divisibility.value,
             keep_batch_size=config.settings.keep_batch_size,
-            batch_message="" if own is None else near_value_message(own, size, replicas, config.divisibility),
+            batch_message=_tell_own_batch(config, size, _count_passes(ran)),
+            passes_per_step=_find_own_steps(config, _count_passes(ran)),
             keeps_batch_size=find_size_that_keeps(config, facts.searched.second_answer, facts.own),
         )
 
@@ -108,10 +111,8 @@ def global_batch_sizes(
     Args:
         passes_per_step: Of one rank, as observed; None for unknown.
     """
-    command, share = config.command, micro_batch_size * config.num_replicas
-    fixed = None
-    if command is not None and not command.sets_accumulation:
-        fixed = share * (command.accumulation or passes_per_step or 1)
+    steps = _find_own_steps(config, passes_per_step)
+    fixed = None if steps is None else micro_batch_size * config.num_replicas * steps
     listed = valid_global_batch_sizes(
         micro_batch_size,
         config.num_replicas,
@@ -120,6 +121,25 @@ def global_batch_sizes(
         tokens_per_sample=config.job.tokens_per_sample,
     )
     return listed if fixed is None else tuple(one for one in listed if one.global_batch_size == fixed)
+
+
+def _find_own_steps(config: Config, passes_per_step: int | None) -> int | None:
+    """Return the micro-batches of a step of a command that does not take them; None where they may be chosen."""
+    command = config.command
+    if command is None or command.sets_accumulation:
+        return None
+    return command.accumulation or passes_per_step or 1
+
+
+def _tell_own_batch(config: Config, micro_batch_size: int, passes_per_step: int | None) -> str:
+    """Return whether the user's global batch size is valid with a size, and if not, what is; empty without one."""
+    own, replicas, steps = config.batch_size, config.num_replicas, _find_own_steps(config, passes_per_step)
+    if own is None:
+        return ""
+    if steps is None or own == micro_batch_size * replicas * steps:
+        return near_value_message(own, micro_batch_size, replicas, config.divisibility)
+    made = f"a step has {counted(steps, 'pass')} on {counted(replicas, 'replica')}"
+    return f"batch_size {own} is not what the command makes of micro_batch_size {micro_batch_size}: {made}"
 
 
 def _count_passes(ran: Observation | None) -> int | None:
@@ -148,6 +168,8 @@ def find_size_that_keeps(
     best = second.recommendation
     cut = split(config.batch_size, config.num_replicas, best.micro_batch_size, config.divisibility)
     found = verified_by(observations, best.micro_batch_size)
+    if _find_own_steps(config, _count_passes(found)) not in (None, cut.accumulation_steps):
+        return None  # the command makes another batch of that size
     ran = None if found is None else estimated(found, best.speeds)
     return KeepsBatchSize(
         micro_batch_size=best.micro_batch_size,

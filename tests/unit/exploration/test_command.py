@@ -171,6 +171,15 @@ def test_the_answer_runs_once_with_the_accumulation_of_the_training_and_its_step
     assert result.warnings == ()
 
 
+def test_a_command_that_fixes_its_accumulation_keeps_a_batch_at_one_size_alone(machine):
+    result = result_of("explore.global_batch_size=64", "explore.max=8", words=("--gradient_accumulation_steps=2",))
+
+    assert result.batch.keeps_batch_size is None
+    assert result.batch.passes_per_step == 2
+    told = "batch_size 64 is not what the command makes of micro_batch_size 8: a step has 2 passes on 1 replica"
+    assert result.batch.batch_message == told
+
+
 def test_a_step_is_seen_without_another_start_where_probes_have_the_accumulation_of_the_training(machine):
     result = result_of(text=f"gradient_accumulation_steps: {PROBING_ACCUMULATION}")
 

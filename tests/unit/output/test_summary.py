@@ -269,6 +269,8 @@ def test_a_size_that_keeps_the_global_batch_size_is_named():
     assert "It keeps batch_size 66, in 11 accumulation steps." in words(result(keeps_batch_size=itself, **own))
     none = words(result(keeps_batch_size=None, **own))
     assert "No micro_batch_size that ran keeps batch_size 66; explore.candidates: divisors tries only" in none
+    fixed = words(result(keeps_batch_size=None, **own | {"passes_per_step": 2}))
+    assert "keeps batch_size 66: the command has 2 passes a step, so that 33 would keep it." in fixed
     uneven = words(result(keeps_batch_size=None, **own | {"replica_batch_size": None}))
     assert "No micro_batch_size keeps batch_size 66: the replicas have no equal shares of it." in uneven
     assert "keep" not in words(result(batch_size=None))
