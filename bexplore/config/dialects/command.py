@@ -128,7 +128,8 @@ def _assume_replicas(
         return command, numbers
     found = count_processes(command.argv)
     told = "1 is assumed, which the first start checks" if found is None else f"{found}, as the command starts"
-    problems.warn((), f"the number of replicas is not given: {told}; `replicas=N` sets another")
+    if found is not None or command.needs_replicas:  # else no start depends on it, and the first one shows it
+        problems.warn((), f"the number of replicas is not given: {told}; `replicas=N` sets another")
     if found is not None:
         total = numbers.global_batch_size if replica_batch_size is None else replica_batch_size * found
         numbers = dataclasses.replace(numbers, num_replicas=found, global_batch_size=total)

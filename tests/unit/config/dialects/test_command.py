@@ -133,6 +133,15 @@ def test_replicas_that_are_not_given_are_the_launchers_and_told(launcher, overri
         assert config.batch_size == 8 * replicas
 
 
+def test_replicas_on_which_no_start_depends_are_not_assumed_aloud():
+    words = json.dumps(["python", "train.py", "--bs", "{micro_batch_size}"])
+    overrides = [f"explore.command={words}", "explore.writes_are_fine=true", "explore.global_batch_size=64"]
+
+    config = load_config(None, overrides=overrides)
+
+    assert (config.num_replicas, config.batch_size, config.warnings) == (1, 64, ())
+
+
 @pytest.mark.parametrize(("words", "replicas"), [(["--bs", "{micro_batch_size}"], None), (["{global_batch_size}"], 4)])
 def test_only_a_command_whose_numbers_need_them_is_held_to_the_launchers_replicas(words, replicas):
     argv = json.dumps(["torchrun", "--nproc-per-node", "4", "train.py", *words])
