@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,8 @@ class ProgramPart:
     """The program that ran the recommended size."""
 
     compilation: str | None = None  # program that ran it
-    # Throughput as the training runs over that in the search, at the sizes that ran both.
+    # Throughput as the training runs over that in the search, at the sizes that ran both; of a command, whose starts
+    # differ by chance, at the recommended size alone.
     exact_over_shared: float | None = None
     optimizers: tuple[str, ...] | None = None  # classes of the optimizers that an update steps
     samples_are_seen: bool | None = None  # whether the number of samples of its batch was checked
@@ -29,7 +31,8 @@ class ProgramPart:
     def find(cls, facts: Facts) -> ProgramPart:
         """Return the program of the observation that verifies the size."""
         searched, ran = facts.searched, facts.ran
-        known = cls(exact_over_shared=searched.exact_over_shared)
+        is_of_command = facts.config.command is not None
+        known = cls(exact_over_shared=_compare_starts(facts) if is_of_command else searched.exact_over_shared)
         if facts.best is None:
             return known
         return replace(
@@ -58,6 +61,17 @@ class ProgramPart:
             return Row("own process", f"run in a process of its own, as your training will: {times} {beside}")
         shared = "of the search's shared compilation"
         return Row("compiled", f"run exactly as your training will compile it: {times} {shared}")
+
+
+def _compare_starts(facts: Facts) -> float | None:
+    """Return the measured speed of the recommended size in starts of its own over that in starts with other sizes."""
+    size = None if facts.best is None else facts.best.micro_batch_size
+    speeds: dict[bool, list[float]] = {True: [], False: []}
+    for one in facts.observations:
+        if one.is_measured and one.micro_batch_size == size and not one.is_after_search:
+            speeds[one.probe.compilation is Compilation.SHARED].append(one.samples_per_s)
+    shared, own = speeds[True], speeds[False]
+    return statistics.median(own) / statistics.median(shared) if shared and own else None
 
 
 def eager_words(eager: EagerComparison | None, tolerance: float) -> str | None:
