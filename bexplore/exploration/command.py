@@ -48,6 +48,9 @@ DEFAULT_MAXIMUM = 4096
 # ln of a real step's seconds over the predicted ones, beyond which it did something else. Source:
 # benchmarks/results/command_shared_starts.json: of 90 pairs of separate starts of one size, 95 % are less apart.
 STARTS_APART = 0.20
+# Samples of a step at one size over those at another, up to which they are one global batch. Source: chosen; a batch of
+# 64 has 65 samples in 13 passes of 5, and 80 in two of 40.
+ONE_BATCH = 1.25
 
 
 class CommandExploration(Exploration):
@@ -187,6 +190,7 @@ class CommandExploration(Exploration):
             elapsed_s=self._elapsed_s,
             verified_step_time_s=real_step_s,
         )
+        result = _warned(result, "" if self._command.sets_accumulation else describe_steps(run.journal.read()))
         return end.result(_with_last_batches(result, run.journal.read()))
 
     def _with_real_step(
@@ -439,6 +443,25 @@ def _difference(real: Observation, measured: Observation | None, accumulation: i
 
 def _warned(result: Result, warning: str) -> Result:
     return dataclasses.replace(result, warnings=(*result.warnings, warning)) if warning else result
+
+
+def describe_steps(observations: Sequence[Observation]) -> str:
+    """Return that a command has other accumulation steps at one size than at another; empty where it has not.
+
+    A command that makes one global batch of any size has as many as that needs.
+    """
+    passes = {
+        one.micro_batch_size: round(one.details["micro_batches_per_step"]) for one in observations if one.is_measured
+    }
+    samples = [size * number for size, number in passes.items()]
+    other = next((size for size in sorted(passes, reverse=True) if passes[size] != passes[min(passes)]), None)
+    if other is None or max(samples) <= ONE_BATCH * min(samples):
+        return ""
+    seen = " and ".join(f"{counted(passes[size], 'pass')} at size {size}" for size in (min(passes), other))
+    return (
+        f"a step has {seen}: where an epoch ends, the command may step with fewer passes, or drop the gradients of "
+        "some, which its global batch size then lacks"
+    )
 
 
 def _with_last_batches(result: Result, observations: Sequence[Observation]) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -41,7 +42,7 @@ class Machine:
         size_to_confirm: A size that another start must be given.
         slower: Factor of the steps whose accumulation is not that of probing.
         fails_with: What happens in these steps instead of an observation.
-        steps_had: Micro-batches of a step where the command fixes them.
+        steps_had: Micro-batches of a step where the command fixes them, or a function of the size.
         interrupted_at: Start of the search at which the user interrupts.
     """
 
@@ -51,7 +52,7 @@ class Machine:
     size_to_confirm: int | None
     slower: float
     fails_with: BaseException | Outcome | None
-    steps_had: int
+    steps_had: int | Callable[[int], int]
     interrupted_at: int | None
 
     def __init__(self, command: Command, settings: CommandSettings) -> None:
@@ -71,7 +72,8 @@ class Machine:
             raise self.fails_with
         if is_real and self.fails_with is not None:
             return Observation(probe=probe, outcome=self.fails_with, reason="too big", elapsed_s=1.0)
-        steps = accumulation or self.steps_had
+        had = self.steps_had
+        steps = accumulation or (had if isinstance(had, int) else had(probe.micro_batch_size))
         pass_s = (probe.micro_batch_size + 30) / 1000.0 * (self.slower if is_real else 1.0)
         step_s = steps * pass_s + UPDATE_S
         passes_s, updates_s = ((pass_s,) * 5, (UPDATE_S,) * 5) if accumulation else ((step_s / steps,) * 5, ())
@@ -169,6 +171,23 @@ def test_the_answer_runs_once_with_the_accumulation_of_the_training_and_its_step
     assert step_times(result)[8] == pytest.approx(8 * 0.038 + UPDATE_S, rel=1e-3)
     assert result.batch.keeps_batch_size.accumulation_steps == 8
     assert result.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("passes", "told"),
+    [
+        (lambda size: 3 if size < 8 else 5, "a step has 3 passes at size 2 and 5 passes at size 8"),
+        (lambda size: 3, ""),
+        (lambda size: -(-64 // size), ""),
+    ],
+    ids=["an epoch ends amid a step", "always as many", "one batch of any size"],
+)
+def test_steps_that_differ_between_sizes_are_told_unless_they_make_one_batch(machine, passes, told):
+    machine.steps_had = staticmethod(passes)
+
+    result = result_of("explore.max=8", words=("--own",), text="")
+
+    assert [one.partition(":")[0] for one in result.warnings if "a step has" in one] == ([told] if told else [])
 
 
 def test_a_command_that_fixes_its_accumulation_keeps_a_batch_at_one_size_alone(machine):
