@@ -110,7 +110,7 @@ def require(condition: bool, message: str, hint: str) -> None:
 def first_line(message: BaseException | str | None) -> str:
     """Return the first line of a message that is not empty, at most 300 characters; the type of an empty exception."""
     name = type(message).__name__ if isinstance(message, BaseException) else ""
-    return next((line.strip() for line in str(message or "").splitlines() if line.strip()), name)[:300]
+    return shorten(next((line.strip() for line in str(message or "").splitlines() if line.strip()), name), 300)
 
 
 def close_match(word: object, known: Iterable[object], cutoff: float = 0.6) -> str | None:
@@ -120,6 +120,15 @@ def close_match(word: object, known: Iterable[object], cutoff: float = 0.6) -> s
         cutoff: Similarity from which a word is near, by `difflib.SequenceMatcher`; 1 is the same word.
     """
     return next(iter(difflib.get_close_matches(str(word), [str(one) for one in known], n=1, cutoff=cutoff)), None)
+
+
+def shorten(text: str, most: int) -> str:
+    """Return a text of at most so many characters, cut between words where that is near."""
+    if len(text) <= most:
+        return text
+    cut = text[: most - 4]
+    between = cut.rfind(" ")
+    return f"{cut[: between if between > most // 2 else len(cut)]} ..."
 
 
 def suggestion(value: str, known: Iterable[str]) -> str:

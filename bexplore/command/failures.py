@@ -25,6 +25,7 @@ from bexplore.engine.protocol.failures import (
     signal_of_loader,
     without_logs,
 )
+from bexplore.errors import shorten
 from bexplore.measurement.probe import Outcome
 
 _LOST = "the other ranks lost their connection to it"
@@ -76,7 +77,7 @@ def find_reported_failure(errors: Sequence[Mapping[str, Any]]) -> CommandFailure
         error, (reason, link) = refused
         return CommandFailure(
             outcome=Outcome.OUT_OF_MEMORY,
-            reason=f"{reason}{_describe_rank(error)}: {_describe_link(link)}"[:_LONGEST_REASON],
+            reason=shorten(f"{reason}{_describe_rank(error)}: {_describe_link(link)}", _LONGEST_REASON),
             traceback_text=error["traceback"],
         )
     error = next((error for error in errors if not _is_consequence(error)), errors[0])
@@ -84,7 +85,7 @@ def find_reported_failure(errors: Sequence[Mapping[str, Any]]) -> CommandFailure
     in_compiler = any(one["module"].startswith(COMPILER_MODULES) for one in error["chain"])
     return CommandFailure(
         outcome=Outcome.COMPILE_FAILED if in_compiler else Outcome.CRASHED,
-        reason=f"{text}{where}"[:_LONGEST_REASON],
+        reason=shorten(f"{text}{where}", _LONGEST_REASON),
         traceback_text=error["traceback"],
         ended_by=next(filter(None, (signal_of_loader(link["message"]) for link in error["chain"])), ""),
         is_early=error.get("num_batches") == 0,
@@ -121,7 +122,7 @@ def describe_end(
         return KILLED_BY_KERNEL
     refused = refusal_in_output(log)
     if refused:
-        reason = f"the command wrote: {refused}"[:_LONGEST_REASON]
+        reason = shorten(f"the command wrote: {refused}", _LONGEST_REASON)
         return CommandFailure(outcome=Outcome.OUT_OF_MEMORY, reason=reason, traceback_text=_cut_last_traceback(log))
     of_tasks = read_ends_by_srun(log)
     if of_tasks:
@@ -142,7 +143,7 @@ def describe_end(
     how = f"the command {describe_exit(return_code)}" if return_code is not None else "the command was ended"
     return CommandFailure(
         outcome=Outcome.CRASHED,
-        reason=f"{how}: {last}"[:_LONGEST_REASON],
+        reason=shorten(f"{how}: {last}", _LONGEST_REASON),
         traceback_text=trace or log,
         is_early=bool(return_code) and not reports.counts and not reports.ranks,
     )
