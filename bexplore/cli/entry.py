@@ -183,6 +183,9 @@ def _run(given: list[str], *, as_json: bool) -> None:
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption) and ";" not in error.message:  # which has its own advice already
             _tell_where_option_is(error)
+        if "--" in given and "unexpected extra argument" in error.message and ";" not in error.message:
+            command = given[0]
+            vars(error)["message"] = f"{command} takes no training command; {_OF_COMMANDS.get(command, _EXPLORE)}"
         vars(error)["message"] = hidden(error.message)
         error.show()
         _end(error.format_message(), "", ExitCode.USER_INPUT, as_json=as_json)
@@ -194,6 +197,15 @@ def _run(given: list[str], *, as_json: bool) -> None:
         if isinstance(cause, OSError) and streams.tells_of_no_reader(cause, sys.stdout):
             sys.exit(ExitCode.DONE)
         _fail(_as_own(cause), as_json=as_json)
+
+
+# What does for a training command what another command does for a configuration.
+_EXPLORE = "bexplore explore -- COMMAND runs it"
+_OF_COMMANDS = {
+    "trace": "bexplore explore --device-name NAME -- COMMAND tells its memory on an emulated device",
+    "guard": "bexplore report RUN RUN compares two explorations of it",
+    "plan": "bexplore plan RUN plans with an exploration of it",
+}
 
 
 def _tell_where_option_is(error: click.NoSuchOption) -> None:

@@ -111,6 +111,18 @@ KNOWN_BEFORE: dict[str, tuple[str, str, str, str]] = {
     "a misspelt option": (job(), f"{EXPLORE} --frehs", "No such option", "--fresh"),
     "a trial of apply": (job(), "apply job.yaml --dry-run", "No such option '--dry-run' of apply", "asks before it w"),
     "an option of another command": (job(), "guard job.yaml --dry-run", "of guard", "it is one of explore"),
+    "a training command of guard": (
+        job(),
+        "guard job.yaml -- python train.py",
+        "guard takes no training command",
+        "bexplore report RUN RUN compares two explorations of it",
+    ),
+    "a training command of another command": (
+        "",
+        "doctor -- python train.py",
+        "doctor takes no training command",
+        "bexplore explore -- COMMAND runs it",
+    ),
     "a job in place of its run": (job(), "report job.yaml", "is not a run", "bexplore explore job.yaml makes its runs"),
     "a baseline that is not there": (
         job(),
