@@ -188,7 +188,9 @@ class Watch:
         since_s, first = self._timed_from
         if self.num_steps is not None and now_s - since_s < LATE_S:
             return
-        seen_s, ahead_s = self._fastest[0], now_s - self._fastest[0] + POLLS_AHEAD * self._poll_s + AHEAD_S
+        # A step that had ended since would have been told: longer than this, none has, as between two epochs.
+        seen_s, unseen_s = self._fastest[0], min(now_s - self._fastest[0], self._poll_s + AHEAD_S)
+        ahead_s = unseen_s + POLLS_AHEAD * self._poll_s + AHEAD_S
         step_s = (seen_s - since_s) / (fastest - first) if fastest > first else 0.0
         last = fastest + 2 + math.ceil(ahead_s / max(step_s, LEAST_STEP_S))
         is_long = seen_s - since_s + ahead_s >= self._choose_timed_s(since_s - self._began_s)

@@ -124,6 +124,21 @@ def test_a_start_of_slow_steps_ends_after_as_few_steps_as_are_timed(clock, step_
     assert seconds < step_s * (training.last_step + 1)
 
 
+@pytest.mark.parametrize("gap_s", [1.0, 8.0, 40.0])
+def test_a_gap_between_epochs_is_not_taken_for_steps_that_nobody_has_seen(clock, gap_s):
+    def counts_at(seconds: float) -> tuple[int, int, int, int]:
+        epochs, rest_s = divmod(seconds, gap_s + 8 * 0.02)  # loaders start their workers, then come eight steps
+        steps = 8 * int(epochs) + int(max(0.0, rest_s - gap_s) / 0.02)
+        return steps, steps, steps, int(seconds)
+
+    training = Training(clock, counts_at)
+
+    ending, seconds = watched(training)
+
+    assert ending is Ending.OBSERVED
+    assert seconds < 5 * gap_s + 5.0
+
+
 def test_steps_that_stop_are_a_hang_and_signs_of_life_are_none(clock):
     def sampling(seconds: float) -> tuple[int, int, int, int]:
         steps = int(min(seconds, 1.0) / 0.1) + int(max(0.0, seconds - 700.0) / 0.1)  # ten minutes without a step
