@@ -11,6 +11,7 @@ from torch import nn
 from bexplore.command.observer.bexplore_observer.kernels import (
     RECORDED_STEP,
     KernelLog,
+    RecordedStep,
     describe_launch,
     describe_own_launch,
     split_counts,
@@ -47,6 +48,14 @@ def kernels_of(log: KernelLog, counted: Iterable[tuple[int, int]]) -> dict[Kerne
     return by_bytes(found)
 
 
+def end_step(log: KernelLog) -> RecordedStep:
+    """End the step that is recorded, and look no further; return it."""
+    log.at_step(RECORDED_STEP + 1, 1)
+    (step,) = log.recorded
+    log.reset()
+    return step
+
+
 @pytest.mark.parametrize("job", ["decoder", "images"])
 def test_a_training_was_seen_to_run_the_kernels_that_the_trace_of_its_job_has(job):
     paths = {"model": "traced_programs:Convolutional", "batch": "traced_programs:images"}
@@ -65,7 +74,8 @@ def test_a_training_was_seen_to_run_the_kernels_that_the_trace_of_its_job_has(jo
     workload.forward_backward(batch)
     log.at_step(RECORDED_STEP + 1, 2)
 
-    recorded = log.describe()
+    recorded = log.describe(are_batches_equal=True)
+    log.reset()
     assert recorded is not None and recorded["num_passes"] == 1 and recorded["updates"] == []
     traced = trace_job(jobs[job])
     assert kernels_of(log, recorded["passes"]) == by_bytes(traced.kernel_calls(SIZE))
@@ -81,22 +91,40 @@ def test_an_update_is_told_apart_and_counts_what_it_writes_in_place():
     torch._foreach_add_(weights, 1.0)
     log.set_updating(False)
     log.at_step(RECORDED_STEP + 1, 1)
-    torch.relu(weights[1])  # after the step
+    torch.relu(weights[1])  # of the next one
+    step = log.recorded[0]
+    log.reset()
 
-    assert kernels_of(log, split_counts(log.passes)[0]) == {Stream(num_bytes=8000): 1.0}
-    assert kernels_of(log, split_counts(log.updates)[0]) == {Stream(num_bytes=12000): 1.0}
+    assert kernels_of(log, split_counts(step.passes)[0]) == {Stream(num_bytes=8000): 1.0}
+    assert kernels_of(log, split_counts(step.updates)[0]) == {Stream(num_bytes=12000): 1.0}
 
 
-def test_only_a_step_after_the_first_ones_is_recorded_and_only_once():
-    log = KernelLog(torch, fail, device="cpu")
-    for number in range(1, 8):
+def test_two_steps_after_the_first_ones_are_recorded_and_the_larger_is_told_where_batches_differ():
+    log, rows = KernelLog(torch, fail, device="cpu"), 4
+    for number in range(1, 9):
         log.at_step(number, 2 * number)
-        torch.ones(4) @ torch.ones(4)
+        rows = 4 if number == RECORDED_STEP else 64
+        torch.ones(rows) @ torch.ones(rows)
         log.turn_to(log.passes)
 
-    recorded = log.describe()
-    assert recorded is not None and recorded["num_passes"] == 2
-    assert sum(number for _, number in recorded["passes"]) == 3  # two tensors and their product
+    assert len(log.recorded) == 2
+    for are_equal, told in ((True, 4), (False, 64)):
+        recorded = log.describe(are_batches_equal=are_equal)
+        assert recorded is not None and recorded["num_passes"] == 2
+        assert sum(number for _, number in recorded["passes"]) == 3  # two tensors and their product
+        assert {log.calls[place]["bytes"] for place, _ in recorded["passes"]} == {4 * told, 4 * (2 * told + 1)}
+    torch.ones(1000)
+    assert max(call["bytes"] for call in log.calls) < 4000  # nothing is looked at any more
+
+
+def test_a_log_that_is_reset_amid_a_step_looks_no_further():
+    log = KernelLog(torch, fail, device="cpu")
+    log.at_step(RECORDED_STEP, 0)
+
+    log.reset()
+    torch.ones(4)
+
+    assert log.calls == []
 
 
 def test_a_compiled_program_runs_under_the_log_and_its_own_kernels_are_left_to_their_launches():
@@ -105,9 +133,9 @@ def test_a_compiled_program_runs_under_the_log_and_its_own_kernels_are_left_to_t
     log.at_step(RECORDED_STEP, 0)
     linear(torch.ones(3, 8)).sum().backward()
     log.turn_to(log.passes)
-    log.at_step(RECORDED_STEP + 1, 1)
+    step = end_step(log)
 
-    products = {one for one in kernels_of(log, split_counts(log.passes)[0]) if isinstance(one, MatrixProduct)}
+    products = {one for one in kernels_of(log, split_counts(step.passes)[0]) if isinstance(one, MatrixProduct)}
     assert MatrixProduct(rows=3, columns=8, inner=8, itemsize=4) in products
 
 
@@ -119,9 +147,7 @@ def test_a_compiled_graph_and_its_products_are_calls_of_the_host():
     with torch.no_grad():
         linear(torch.ones(3, 8))
     log.turn_to(log.passes)
-    log.at_step(RECORDED_STEP + 1, 1)
-
-    assert split_counts(log.passes)[1]["graph"] == 1
+    assert split_counts(end_step(log).passes)[1]["graph"] == 1
 
 
 def test_a_launch_moves_what_its_arguments_have_and_no_more_than_its_elements():

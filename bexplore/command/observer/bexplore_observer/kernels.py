@@ -43,10 +43,13 @@ class KernelLog:
         self.calls: list[dict[str, Any]] = []
         self._mode: Any = None
         self._undo: list[Callable[[], None]] = []
+        self._is_recording = False
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was seen of a probe."""
+        """Forget what was seen of a probe, and look no further."""
+        if self._is_recording:
+            self._leave()
         # Place of a call, or name of what the host does for one -> how often it was seen
         self.passes: Counter[int | str] = Counter()
         self.updates: Counter[int | str] = Counter()
