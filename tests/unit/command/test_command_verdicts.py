@@ -165,18 +165,20 @@ def test_parts_of_a_batch_that_ignores_the_size_are_contradicted(check):
     assert check.check([rendered(64)], 128, 1).result is CONTRADICTED
 
 
-def batches_of_tokens(num_tokens: int, *, length: int = 25) -> Rank:
-    """Return a rank whose batches end with the sample that reaches so many tokens; that of an epoch has fewer."""
+def batches_of_tokens(num_tokens: int, *, is_short: bool = False, length: int = 25) -> Rank:
+    """Return a rank whose batches end with the sample that reaches so many tokens; each third ends a short epoch."""
     rows = -(-num_tokens // length)
     steps = [dataclasses.replace(one, num_samples=rows, num_elements=rows * length) for one in rank().steps]
-    steps[2::3] = [dataclasses.replace(one, num_samples=1, num_elements=length) for one in steps[2::3]]
-    return dataclasses.replace(rank(), steps=tuple(steps), rows={rows: 6, 1: 2})
+    if is_short:
+        steps[2::3] = [dataclasses.replace(one, num_samples=1, num_elements=length) for one in steps[2::3]]
+    return dataclasses.replace(rank(), steps=tuple(steps), rows={rows: 6, 1: 2} if is_short else {rows: 8})
 
 
-def test_batches_of_a_number_of_tokens_are_in_proportion_within_a_sample(check):
+@pytest.mark.parametrize("is_short", [False, True])
+def test_batches_of_a_number_of_tokens_are_in_proportion_within_a_sample(check, is_short):
     assert check.check([batches_of_tokens(128)], 128, 1).result is UNCONFIRMED  # 150 tokens of 6 samples
 
-    assert check.check([batches_of_tokens(4096)], 4096, 1).result is VERIFIED
+    assert check.check([batches_of_tokens(4096, is_short=is_short)], 4096, 1).result is VERIFIED
     assert check.check([batches_of_tokens(1030)], 2048, 1).result is CONTRADICTED
 
 
