@@ -203,7 +203,7 @@ class SizeCheck:
         if not others:
             return False
         error = math.hypot(arrived.elements_error, min(one.elements_error for one in others.values()))
-        fewest = min(arrived.mean_rows, max(one.mean_rows for one in others.values()))
+        fewest = max(1.0, min(arrived.mean_rows, max(one.mean_rows for one in others.values())))
         one_sample = 1.0 / fewest if all(one.rows != other for other, one in others.items()) else 0.0
         allowed = min(max(PROPORTION, ERRORS_OF_PROPORTION * error, one_sample), MOST_OF_PROPORTION)
         measures = [

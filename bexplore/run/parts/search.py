@@ -26,7 +26,8 @@ STOP_REASONS: dict[str, str] = {
 }
 # What may end a search by a limit, and the setting that is the limit: with a larger one it goes on.
 LIMITS: dict[str, str] = {StopReason.MAX_PROBES: "max_probes", StopReason.TIME_BUDGET: "time_budget_s"}
-LEAST_SHARE = 0.001  # by which the answer is told to be slower than another size: of speeds as they are printed
+# Share by which the answer must be slower than another size to be told so. Source: speeds are printed with four digits.
+LEAST_SHARE = 0.001
 MAX_TRACEBACK_LINES = 16
 MAX_FAILURES = 4  # reasons; more would push the answer off the screen
 

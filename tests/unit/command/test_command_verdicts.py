@@ -182,6 +182,13 @@ def test_batches_of_a_number_of_tokens_are_in_proportion_within_a_sample(check, 
     assert check.check([batches_of_tokens(1030)], 2048, 1).result is CONTRADICTED
 
 
+def test_batches_without_a_sample_are_contradicted(check):
+    assert check.check([batches_of_tokens(128)], 128, 1).result is UNCONFIRMED
+
+    empty = dataclasses.replace(batches_of_tokens(128), rows={0: 8})
+    assert check.check([empty], 256, 1).result is CONTRADICTED
+
+
 def test_the_batch_of_all_ranks_is_told_in_words(check):
     for size in (4, 16):
         finding = check.check(both(rank(rows=size // 2)), size, 1)
