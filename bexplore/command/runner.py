@@ -264,7 +264,7 @@ class CommandRunner:
         )
         env = folder.write(self.command, values, self._make_observer_settings(size, accumulation, capacity))
         argv, _ = self.command.filled(values)
-        self.settings.on_progress({"stage": "start", "micro_batch_size": size})
+        self.settings.on_progress({"stage": "command", "micro_batch_size": size})
         devices = DeviceUse()
         try:
             start = Start(argv, env={**self.settings.environment, **env}, folder=folder.path)
@@ -334,6 +334,7 @@ class CommandRunner:
             stop_after=folder.stop_after,
             beat=folder.beat,
             look=look,
+            tell=self.settings.on_progress,
             num_warmup=WARMUP_STEPS,
             is_shared=opened.capacity is not None,
             is_reused=opened.is_reused,

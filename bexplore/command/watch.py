@@ -39,6 +39,7 @@ TIMED_SHARE, LEAST_TIMED_S, MOST_TIMED_S = 0.5, 2.0, 8.0
 # Seconds of a step at least, where two reports are seen at once. Source: chosen; a step has some 30 kernels.
 LEAST_STEP_S = 1e-4
 SHARED_S = 1.0  # of each size of a start that serves several
+TELL_S = 1.0  # between two reports for people
 PROCESSES_S = 1.0  # between two looks at the processes, which cost milliseconds
 # Seconds after which a process with torch and without an observer ends the start, as long as no rank has completed a
 # step. Source: the observer's finder notes a process before it loads torch's modules; a fork has another command line
@@ -87,6 +88,7 @@ class Watch:
     beat: Callable[[], None]  # tells the ranks that the explorer lives
     look: Callable[[Sequence[int]], None]  # called with the processes of this host once a second
     num_warmup: int  # steps that are not timed
+    tell: Callable[[dict[str, Any]], None] = lambda message: None  # called once a second with what happens, for people
     is_shared: bool = False  # whether the start serves several sizes
     is_reused: bool = False  # whether its training has run before, with another size: nothing is built any more
     # Steps after which the ranks stop by their settings; None where the watch names the last step
@@ -100,6 +102,8 @@ class Watch:
     _began_s: float = field(default_factory=time.monotonic)
     _looked_s: float = 0.0
     _beat_s: float = 0.0
+    _told_s: float = 0.0
+    _stage: str = ""
     _poll_s: float = POLL_S
     _first_torch_s: float | None = None
     _error_s: float | None = None
@@ -124,10 +128,21 @@ class Watch:
             if began_s - self._beat_s > BEAT_S:
                 self._beat_s = began_s
                 self.beat()
+            if began_s - self._told_s > TELL_S:
+                self._told_s = began_s
+                self._tell_stage()
             ending = self._find_ending(ended)
             if ending is not None:
                 return ending
             time.sleep(self._poll_s)
+
+    def _tell_stage(self) -> None:
+        reports = self.reports
+        num_steps = max(reports.num_steps.values(), default=0)
+        has_batch = any(any(counts) for counts in reports.counts.values())
+        stage = "steps" if num_steps else "first step" if has_batch else "program" if reports.hellos else "command"
+        self.tell({"num_steps": num_steps} if stage == self._stage else {"stage": stage, "num_steps": num_steps})
+        self._stage = stage
 
     def find_parked(self) -> list[int]:
         """Return the processes of this host that wait for their release after the last step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,9 @@ from bexplore.units import counted, format_seconds
 # A drawing takes about 2 ms of processor time, so that a higher rate would disturb the passes that are being timed.
 DRAWINGS_PER_S = 1.5
 _FIGURES = re.compile(r"[\d.,]+")
+# Seconds without a line after which what happens is told where there is no terminal; each time twice as long, up to
+# the second. Source: chosen; CircleCI and Travis CI end a job that has written nothing for ten minutes.
+SILENCE_S, MOST_SILENCE_S = 60.0, 240.0
 MAX_CHANGES = 4  # lines on why a run is not resumed; with more it is simply another job
 
 
@@ -29,20 +33,28 @@ class Progress:
     Args:
         console: Where the lines go.
         name_options: Puts the options of the command line in place of the fields that lines name.
+        clock: Returns seconds.
     """
 
-    def __init__(self, console: Console, *, name_options: Callable[[str], str] = str) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        name_options: Callable[[str], str] = str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console = console
         self._name_options = name_options
-        self._view = View()
+        self._clock = clock
+        self._view = View(clock)
+        self._said_s, self._silence_s = clock(), SILENCE_S
         self._live: Live | None = None
         self._warned: dict[str, str] = {}  # warnings of probes by their text without figures: the worst of each
         self._is_live = console.is_terminal and not console.is_dumb_terminal and not console.quiet
 
     def __call__(self, event: JobEvent) -> None:
         """Write the lines of an event."""
-        if self._is_live:
-            self._view(event)
+        self._view(event)
         if isinstance(event, Planned):
             self._plan(event)
         elif isinstance(event, Traced):
@@ -61,14 +73,16 @@ class Progress:
             self.close()
 
     def report(self, message: dict[str, Any]) -> None:
-        """Show a worker's stage; a wait for the device is a line of its own, also without a terminal."""
+        """Show what a worker or a command does; without a terminal, a wait for the device and what takes long."""
         if message.get("stage") == "lock":
             self._say(f"waiting for the device, which {message['holder']} uses")
-        if not self._is_live:
-            return
         self._view.report(message)
-        if self._live is None:
-            self._live = self._started()
+        if self._is_live:
+            self._live = self._live or self._started()
+        elif self._clock() - self._said_s >= self._silence_s:
+            longer_s = min(2 * self._silence_s, MOST_SILENCE_S)
+            self._say(f"still at work: {self._view.describe_stage()}")
+            self._silence_s = longer_s
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -144,6 +158,7 @@ class Progress:
 
     def _say(self, text: str) -> None:
         """Write a line, on a terminal cut between words; into a file or a pipe it stays whole."""
+        self._said_s, self._silence_s = self._clock(), SILENCE_S
         width = self._console.width if self._console.is_terminal else None
         for line in (cut for whole in self._name_options(text).split("\n") for cut in wrap_words(whole, width)):
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)

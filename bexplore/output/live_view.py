@@ -23,6 +23,10 @@ from bexplore.units import format_bytes, format_rate, format_seconds
 
 STAGES = {
     "emulate": "preparing the emulated device",
+    "command": "starting the command",
+    "program": "before its first batch",
+    "first step": "before its first optimizer step",
+    "steps": "observing its optimizer steps",
     "start": "starting a worker",
     "import": "importing torch",
     "trace": "tracing the step",
@@ -57,6 +61,7 @@ class View:
         self._expected_s: float | None = None  # of the probe
         self._planned_s: float | None = None  # of the whole
         self._pass_times_s: list[float] = []
+        self._num_steps = 0  # of the start of a command
         self._observations: list[Observation] = []
         self._posterior: Posterior | None = None
         self._best: Recommendation | None = None
@@ -84,7 +89,8 @@ class View:
             self._best, self._plots = event.recommendation, {}
 
     def report(self, message: Mapping[str, Any]) -> None:
-        """Update the state from a worker's progress message."""
+        """Update the state from a progress message of a worker, or of the watch over a command."""
+        self._num_steps = message.get("num_steps", self._num_steps)
         if "pass_time_s" in message:
             self._pass_times_s.append(float(message["pass_time_s"]))
         elif message.get("stage"):
@@ -109,7 +115,7 @@ class View:
             self._memory_row(is_unicode),
             self._probes_row(),
             self._time_row(),
-            self._stage_row(),
+            ("now", self.describe_stage(), "bold"),
             self._passes_row(),
         ]
         table = Table.grid(padding=(0, 1), pad_edge=False)
@@ -189,13 +195,16 @@ class View:
             left_s = (remaining - 1) * each_s + max(0.0, max(self._expected_s or 0.0, each_s) - now_s)
         return f", at most about {format_seconds(max(1.0, left_s))} left"
 
-    def _stage_row(self) -> tuple[str, str, str]:
+    def describe_stage(self) -> str:
+        """Return what happens now, and how long it has taken, for people."""
         what = STAGES.get(self._stage, self._stage)
+        if self._stage == "steps":
+            what += f" ({self._num_steps} so far)"
         if self._probe is not None:
             settings = f", {self._names[self._probe.variant]}" if self._names else ""
             what = f"probe {self._probe.number}, size {self._probe.micro_batch_size}{settings}: {what}"
         elapsed_s = self._clock() - self._stage_began_s
-        return ("now", f"{what}, {format_seconds(elapsed_s)}{_of_about(elapsed_s, self._expected_s)}", "bold")
+        return f"{what}, {format_seconds(elapsed_s)}{_of_about(elapsed_s, self._expected_s)}"
 
     def _passes_row(self) -> tuple[str, str]:
         latest = ", ".join(format_seconds(seconds) for seconds in self._pass_times_s[-6:])

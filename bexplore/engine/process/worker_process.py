@@ -242,6 +242,8 @@ def converse(peers: Mapping[int, Peer], on_progress: Progress, find_hanging: Fin
         for rank in set(waited_for.values()).difference(ready):
             if peers[rank].has_ended() and not peers[rank].connection.poll(0):
                 peers[rank].conclude(peers[rank].failure_at_end())
+        if not ready:
+            on_progress({})  # it is still awaited
         now_s = time.monotonic()
         if until_s is None and any(isinstance(one.answer, Failed | Refused) for one in peers.values()):
             until_s = now_s + CLOSED_PIPE_S

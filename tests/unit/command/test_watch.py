@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -42,6 +43,7 @@ class Training:
         max_steps: Of its settings.
         last_step: That it was told.
         own_from_step: As in the record.
+        hellos_at_s: Seconds after which it has imported torch.
         more: Counts of other processes.
     """
 
@@ -52,12 +54,15 @@ class Training:
     own_from_step: int | None = None
     more: dict = field(default_factory=dict)
     began_s: float = 1000.0
+    hellos_at_s: float = FOREVER_S
 
     def read(self) -> Reports:
-        counts = self.counts_at(self.clock.now_s - self.began_s)
+        now_s = self.clock.now_s - self.began_s
+        counts = self.counts_at(now_s)
         last = self.max_steps if self.last_step is None else self.last_step
         ranks = (record(last, self.own_from_step),) if counts[0] >= last else ()
-        return Reports(counts={PLACE: (min(counts[0], last), *counts[1:])} | self.more, ranks=ranks)
+        hellos = ({"pid": 1, "host": "host", "rank": 0},) if now_s >= self.hellos_at_s else ()
+        return Reports(hellos=hellos, counts={PLACE: (min(counts[0], last), *counts[1:])} | self.more, ranks=ranks)
 
     def stop_after(self, step: int) -> None:
         self.last_step = step
@@ -122,6 +127,20 @@ def test_a_start_of_slow_steps_ends_after_as_few_steps_as_are_timed(clock, step_
     assert ending is Ending.OBSERVED
     assert NUM_WARMUP + MIN_TIMED_STEPS <= training.last_step <= NUM_WARMUP + MIN_TIMED_STEPS + 2
     assert seconds < step_s * (training.last_step + 1)
+
+
+def test_what_a_start_does_is_told_from_its_first_second_to_its_last_step(clock):
+    told = []
+    training = Training(clock, lambda seconds: (int(max(0.0, seconds - 100) / 2), 0, int(seconds > 50), 0))
+    training.hellos_at_s = 20.0
+
+    watched(training, tell=lambda message: told.append((clock.now_s - training.began_s, message)))
+
+    stages = {message["stage"]: round(at_s) for at_s, message in told if "stage" in message}
+    assert list(stages) == ["command", "program", "first step", "steps"]
+    assert [stages["program"], stages["first step"]] == [pytest.approx(20, abs=2), pytest.approx(51, abs=2)]
+    assert told[-1][1]["num_steps"] >= NUM_WARMUP
+    assert max(later - at for (at, _), (later, _) in itertools.pairwise(told)) < 3
 
 
 @pytest.mark.parametrize("gap_s", [1.0, 8.0, 40.0])
