@@ -79,6 +79,11 @@ class Evidence:
         return self.outcome is not None and self.outcome.has_times
 
     @property
+    def is_beyond_data(self) -> bool:
+        """Whether it failed because the data has too few samples: this says nothing of sizes that the data fills."""
+        return not self.is_measured and self.max_samples is not None and self.micro_batch_size > self.max_samples
+
+    @property
     def is_clear(self) -> bool:
         """Whether CPU contention is too small to hide the size."""
         return self.contention_sd <= HIDDEN_SD

@@ -61,6 +61,7 @@ class Remaining:
     # (fragmentation, another process on the device). An out-of-memory of a verification, the user's own program in a
     # fresh process, is never refuted.
     smallest_out_of_memory: float
+    first_unfilled: float  # the smallest candidate that the data of a replica does not fill; infinity for none
     dropped: frozenset[int]  # sizes that are out whatever becomes of other sizes
 
     @property
@@ -113,10 +114,12 @@ class Space:
         largest_ok = max(ran, default=0)
         refused = (item for item in seen if item.outcome is Outcome.OUT_OF_MEMORY)
         standing = (item for item in refused if item.micro_batch_size > largest_ok or item.purpose.is_verification)
+        unfilled = self._unfilled(seen, largest_ok)
         return Remaining(
             space=self,
             smallest_out_of_memory=min((item.micro_batch_size for item in standing), default=math.inf),
-            dropped=_dropped(seen, ran) | self._unfilled(seen, largest_ok),
+            first_unfilled=min(unfilled, default=math.inf),
+            dropped=_dropped(seen, ran) | unfilled,
         )
 
     def _unfilled(self, seen: Sequence[Evidence], largest_ok: int) -> frozenset[int]:

@@ -117,6 +117,22 @@ while True:
             model(batch)
             time.sleep(0.05)
 """
+EVALUATION_FIRST = """
+import torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+tests, data = DataLoader(torch.zeros(20, 3), batch_size=4), DataLoader(torch.zeros(12, 3), batch_size=4)
+for _ in range(100):
+    with {context}:
+        for inputs in tests:
+            model(inputs)
+    for inputs in data:
+        model(inputs).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
 READING_AHEAD = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -551,6 +567,11 @@ def test_batches_and_seconds_of_an_evaluation_are_not_the_training_s(record_of, 
     assert [step["num_fetches"] for step in record["steps"]] == [1] * 8
     seconds = [step["evaluation_s"] for step in record["steps"]]
     assert [second > 0.25 for second in seconds] == [False, False, False, True, False, False, True, False]
+
+
+@pytest.mark.parametrize("context", ["torch.no_grad()", "torch.inference_mode()", "torch.enable_grad()"])
+def test_samples_of_an_epoch_are_known_where_an_evaluation_comes_first(record_of, context):
+    assert record_of(EVALUATION_FIRST.format(context=context))["num_samples"] == 12
 
 
 @pytest.mark.parametrize("context", ["torch.no_grad()", "torch.inference_mode()"])

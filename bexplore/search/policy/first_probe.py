@@ -148,8 +148,9 @@ def same_everywhere(space: Space, finished: Sequence[Evidence]) -> bool:
 
 def only_base_runs(space: Space, finished: Sequence[Evidence]) -> bool:
     """Return whether the base ran and every other size that was tried failed, by no rule that names other sizes."""
-    failed = [item for item in finished if item.outcome in OWN_REASONS and item.micro_batch_size != space.base]
-    others = [item for item in finished if item not in failed]
+    kept = [item for item in finished if not item.is_beyond_data]
+    failed = [item for item in kept if item.outcome in OWN_REASONS and item.micro_batch_size != space.base]
+    others = [item for item in kept if item not in failed]
     if not failed or not all(item.is_measured and item.timed_sizes == (space.base,) for item in others):
         return False
     belief = RunBelief.from_evidence(space, finished)

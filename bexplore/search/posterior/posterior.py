@@ -288,7 +288,7 @@ def _domain(
         np.round(ladder / grain) * grain,
         np.quantile(ends, BOUNDARY_QUANTILES),
     ]
-    limit = min(remaining.smallest_out_of_memory, belief.first_beyond if belief else math.inf)
+    limit = min(remaining.smallest_out_of_memory, remaining.first_unfilled, belief.first_beyond if belief else math.inf)
     if math.isfinite(limit):
         wanted.append(np.linspace(largest_ok, limit - 1, NUM_BELOW_LIMIT))
     found = [_just_below(candidates, np.concatenate(wanted))]

@@ -63,7 +63,11 @@ class RunBelief:
         """Return the belief after these probes of one variant; None where none failed for a reason of its own."""
         ran = {size for item in evidence if item.is_measured for size in item.timed_sizes}
         reasons = OWN_REASONS if ran else CLUES_TO_A_FIRST
-        failures = [item for item in evidence if item.outcome in reasons and item.micro_batch_size not in ran]
+        failures = [
+            item
+            for item in evidence
+            if item.outcome in reasons and item.micro_batch_size not in ran and not item.is_beyond_data
+        ]
         counts = Counter(item.micro_batch_size for item in failures)
         failed = tuple(sorted(counts))
         if not failed:

@@ -64,6 +64,35 @@ def test_a_program_that_fails_by_a_rule_gets_the_best_size_that_runs(kind: str, 
     assert words is None or result.runs_at in (words, None)
 
 
+@pytest.mark.parametrize("samples", [3, 40, 200])
+def test_a_size_that_the_data_does_not_fill_says_nothing_of_smaller_ones(samples: int):
+    runner = CurveRunner()
+
+    def run(probe: Probe) -> Observation:
+        answer, size = runner(probe), probe.micro_batch_size
+        reason = f"micro-batches of {samples} samples arrived where {size} were asked for: the data has no more"
+        return answer if size <= samples else failed(probe, Outcome.CRASHED, reason, max_samples=samples)
+
+    result = result_of(run, Space.from_sizes(range(1, 257)), dataclasses.replace(EXACT, max_probes=6))
+
+    beyond = [size for size in runner.sizes if size > samples]
+    assert len(beyond) == 1 and runner.sizes[runner.sizes.index(beyond[0]) + 1] >= 0.9 * samples
+    assert saturating(result.recommendation.micro_batch_size) >= 0.98 * saturating(samples)
+    assert result.runs_at is None
+
+
+@pytest.mark.parametrize("samples", [75, 135, 1000, 3333])
+def test_the_largest_size_that_the_data_fills_is_among_those_that_a_wide_search_sees(samples: int):
+    runner = CurveRunner(lambda size: size**0.9)
+
+    def run(probe: Probe) -> Observation:
+        return dataclasses.replace(runner(probe), max_samples=samples)
+
+    best = result_of(run, Space.from_sizes(range(1, 4097))).recommendation
+
+    assert samples >= best.micro_batch_size >= 0.998 * samples and max(runner.sizes) <= samples
+
+
 def test_a_text_that_names_the_rule_saves_the_probes_that_would_find_it():
     class Groups(FailingRunner):
         def __call__(self, probe: Probe) -> Observation:
