@@ -334,7 +334,7 @@ class Judge:
         learned, opened = self.learned, watched.opened
         if opened.is_reused or failure.outcome is not Outcome.CRASHED or failure.ended_by or not failure.is_early:
             return None
-        if watched.watch.reports.num_batches:  # of another process than the one that failed, or raised its error anew
+        if watched.watch.reports.has_batch:  # of another process than the one that failed, or raised its error anew
             return None
         if _FOLDER_EXISTS.search(failure.reason):
             used = "output_dir" in self.command.placeholders

@@ -113,7 +113,8 @@ class Reports:
     hellos: tuple[Mapping[str, Any], ...] = ()  # one record for each process that imported torch
     ranks: tuple[Rank, ...] = ()  # by rank
     errors: tuple[Mapping[str, Any], ...] = ()  # the first error of each process, the earliest first
-    # Optimizer steps, passes, batches read for passes, and other signs of life so far, by process
+    # Optimizer steps, passes, batches read for passes, other signs of life so far, and as the third those that the
+    # program keeps, too, by process
     counts: Mapping[Place, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -125,6 +126,11 @@ class Reports:
     def num_batches(self) -> int:
         """Batches that were read for passes so far."""
         return sum(counts[2] for counts in self.counts.values())
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether a batch was read for a pass."""
+        return any(counts[4] for counts in self.counts.values())
 
     @property
     def world_size(self) -> int:

@@ -94,8 +94,11 @@ import torch
 def train(rank, size):
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with torch.no_grad():
+        for batch in torch.utils.data.DataLoader(torch.randn(8, 4), size):
+            model(batch)
     for number, batch in enumerate(torch.utils.data.DataLoader(torch.randn(4096, 4), size)):
-        if number == 3:
+        if number == int(sys.argv[2]):
             raise ValueError("the labels differ")
         model(batch).square().mean().backward()
         optimizer.step()
@@ -105,9 +108,10 @@ if __name__ == "__main__":
 """
 
 
-def test_a_spawned_process_that_fails_after_steps_is_told_by_its_own_error(tmp_path):
+@pytest.mark.parametrize("batch", ["0", "3"])
+def test_a_spawned_process_that_fails_at_a_batch_is_told_by_its_own_error(tmp_path, batch):
     (tmp_path / "train.py").write_text(SPAWNED)
-    runner = runner_of((sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"), tmp_path)
+    runner = runner_of((sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}", batch), tmp_path)
 
     observation = runner(search_probe_of(1))
 

@@ -440,7 +440,7 @@ def test_a_process_that_works_gives_signs_of_life_and_one_asleep_none(record_of,
     record_of(SIGNS.format(what=what, reports=str(reports), before=str(before)), max_steps=100)
 
     signs_before, signs = (
-        int(text.split()[-1]) for text in (before.read_text(), next(reports.glob("steps-*")).read_text())
+        int(text.split()[3]) for text in (before.read_text(), next(reports.glob("steps-*")).read_text())
     )
     assert (signs > signs_before) == lives
 

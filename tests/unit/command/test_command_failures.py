@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bexplore.command.failures import describe_end, find_lost_rank, find_reported_failure
+from bexplore.command.observer.bexplore_observer.reports import describe
 from bexplore.command.reports import Reports
 from bexplore.engine.protocol.failures import describe_exit, last_line, telling_line
 from bexplore.measurement.probe import Outcome
@@ -97,6 +98,19 @@ def test_an_error_that_was_raised_anew_is_told_by_what_it_was(how, message):
     raised = type(kind, (Exception,), {})(text.format(message))
     prefix = "" if kind == "ValueError" else "ValueError: "
     assert telling_line(raised) == f"{prefix}{message.splitlines()[0]}"
+
+
+@pytest.mark.parametrize("how", RAISED_ANEW)
+def test_an_error_that_was_raised_anew_may_have_a_long_traceback(how):
+    kind, text = RAISED_ANEW[how]
+    heading = "Traceback (most recent call last):\n"
+    frames = "".join(f'  File "module.py", line {line}, in _call_impl\n    return call(*args)\n' for line in range(300))
+    before, _, after = text.format("the picture is broken").rpartition(heading)
+    raised = type(kind, (Exception,), {})(f"{before}{heading}{frames}{after}")
+
+    failure = find_reported_failure([error(kind, "", rank=None) | {"chain": [describe(raised)]}])
+
+    assert failure.reason == "ValueError: the picture is broken"
 
 
 def test_memory_that_another_process_was_refused_is_out_of_memory():

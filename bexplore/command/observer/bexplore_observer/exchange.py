@@ -67,10 +67,11 @@ class Exchange:
 
     Args:
         settings: Of the first probe.
-        read_counts: Returns steps, passes and batches read for passes so far, and other signs of life.
+        read_counts: Returns steps, passes, batches read for passes, other signs of life, and as the third those that
+            the program keeps, too.
     """
 
-    def __init__(self, settings: Mapping[str, Any], read_counts: Callable[[], tuple[int, int, int, int]]) -> None:
+    def __init__(self, settings: Mapping[str, Any], read_counts: Callable[[], tuple[int, int, int, int, int]]) -> None:
         self.log = EventLog(settings.get("log"))
         self._read_counts = read_counts
         self.use(settings)
@@ -122,7 +123,7 @@ class Exchange:
         except OSError:  # the explorer has gone, and its folder with it
             return
         try:
-            os.write(file, b"%9d %9d %9d %9d\n" % self._read_counts())
+            os.write(file, b"%9d %9d %9d %9d %9d\n" % self._read_counts())
         finally:
             os.close(file)
 

@@ -137,6 +137,8 @@ class LoaderWatch:
         if self._first_read is None and leaves:
             self._first_read = weakref.ref(leaves[0])
             observer.exchange.log.write("first_batch", shape=tuple(leaves[0].shape))
+        if self.num_read == 1:  # at once: where the pass fails that follows, another process may be the one to tell
+            observer.exchange.report_progress()
         observer.exchange.give_sign()
 
     def keeps_batches(self) -> bool:

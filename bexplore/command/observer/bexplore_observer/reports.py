@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .steps import Observer
 
 LOGGED_CHARACTERS = 8000
+KEPT_CHARACTERS = 2000  # of both ends of a message
 LINKS_OF_ERROR = 16  # exceptions of one chain that a report keeps
 _NO_ERRORS = (SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit)
 # What is kept of a step.
@@ -265,4 +266,15 @@ def describe(error: BaseException) -> dict[str, Any]:
     """Return what the explorer reads of an exception."""
     kind = type(error)
     bases = [base.__name__ for base in kind.__mro__[1:-1]]
-    return {"type": kind.__name__, "module": kind.__module__, "bases": bases, "message": str(error)[:2000]}
+    return {"type": kind.__name__, "module": kind.__module__, "bases": bases, "message": cut_message(str(error))}
+
+
+def cut_message(message: str) -> str:
+    """Return the beginning and the end of a long message: one that holds the traceback of another ends with its cause.
+
+    The traceback's heading, by which it is known as such, stays, too.
+    """
+    if len(message) <= 2 * KEPT_CHARACTERS:
+        return message
+    end = message[-KEPT_CHARACTERS:]
+    return f"{message[:KEPT_CHARACTERS]}\n  ...\n{end.partition(chr(10))[2] or end}"

@@ -147,12 +147,12 @@ class Observer:
         if not self.is_done:
             self.errors.note_handled()
 
-    def _count_progress(self) -> tuple[int, int, int, int]:
+    def _count_progress(self) -> tuple[int, int, int, int, int]:
         num_read, num_signs = self.loaders.num_read, self.exchange.num_signs
         # A program that keeps what it reads has not come to its first pass yet.
         if not self.total_passes and self.loaders.keeps_batches():
             num_read, num_signs = 0, num_signs + num_read
-        return len(self.steps), self.total_passes, num_read, num_signs
+        return len(self.steps), self.total_passes, num_read, num_signs, self.loaders.num_read
 
     def _count_for_error(self) -> tuple[int, int]:
         num_steps = len(self.steps)

@@ -18,7 +18,7 @@ from bexplore.command.observer.bexplore_observer.exchange import Exchange, begin
 
 @pytest.fixture
 def exchange(settings) -> Exchange:
-    return Exchange(settings, lambda: (3, 6, 7, 1))
+    return Exchange(settings, lambda: (3, 6, 7, 1, 8))
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def progress(settings) -> list[int]:
     return [int(word) for word in path.read_text().split()]
 
 
-def test_progress_is_written_as_four_numbers(exchange, settings):
+def test_progress_is_written_as_numbers(exchange, settings):
     exchange.report_progress()
-    assert progress(settings) == [3, 6, 7, 1]
+    assert progress(settings) == [3, 6, 7, 1, 8]
 
 
 def test_the_last_step_is_of_the_settings_until_one_is_named(exchange, settings):
@@ -53,10 +53,10 @@ def test_the_last_step_is_of_the_settings_until_one_is_named(exchange, settings)
 
 
 def test_a_sign_is_given_once_a_second_at_most(clock, settings):
-    counts = [(0, 0, 0, 1)]
+    counts = [(0, 0, 0, 1, 0)]
     exchange = Exchange(settings, lambda: counts[0])
     exchange.give_sign()
-    counts[0] = (0, 0, 0, 2)
+    counts[0] = (0, 0, 0, 2, 0)
     exchange.give_sign()
     assert progress(settings)[3] == 1
 
@@ -66,7 +66,7 @@ def test_a_sign_is_given_once_a_second_at_most(clock, settings):
 
 
 def test_without_a_sign_of_the_explorer_a_common_last_step_is_named(clock, settings):
-    exchange, path = Exchange(settings, lambda: (0, 0, 0, 0)), Path(settings["reports"], "last_step")
+    exchange, path = Exchange(settings, lambda: (0, 0, 0, 0, 0)), Path(settings["reports"], "last_step")
     for number in range(1, 12):
         exchange.exchange(10 * number)
         clock[0] += 6.0
@@ -79,7 +79,7 @@ def test_without_a_sign_of_the_explorer_a_common_last_step_is_named(clock, setti
 
 
 def test_an_explorer_that_gives_signs_is_there(clock, settings):
-    exchange = Exchange(settings, lambda: (0, 0, 0, 0))
+    exchange = Exchange(settings, lambda: (0, 0, 0, 0, 0))
     for number in range(1, 60):
         Path(settings["reports"], "explorer").write_text(str(number))
         exchange.exchange(number)
@@ -97,10 +97,10 @@ def test_a_folder_that_is_gone_reaches_nobody(exchange, settings):
 
 def test_a_log_has_a_line_for_each_event(settings, tmp_path):
     path = tmp_path / "log"
-    Exchange(settings, lambda: (0, 0, 0, 0)).log.write("step", number=1)
+    Exchange(settings, lambda: (0, 0, 0, 0, 0)).log.write("step", number=1)
     assert not path.exists()
 
-    log = Exchange(settings | {"log": str(path)}, lambda: (0, 0, 0, 0)).log
+    log = Exchange(settings | {"log": str(path)}, lambda: (0, 0, 0, 0, 0)).log
     log.write("step", number=1, passes=2)
     log.write("leaves")
 
@@ -125,7 +125,7 @@ def begin(settings, monkeypatch) -> Callable[..., Training]:
     monkeypatch.setattr(exchange_module, "WORKING_SHARE", -1.0)
 
     def begin_pulse_of_training(**values: object) -> Training:
-        exchange = Exchange(settings, lambda: (0, 0, 0, 0))
+        exchange = Exchange(settings, lambda: (0, 0, 0, 0, 0))
         training = Training(exchange=exchange, **{"polls": False, "is_done": False, "num_saving": 0} | values)
         begin_pulse(training)
         return training

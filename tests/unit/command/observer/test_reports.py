@@ -22,7 +22,7 @@ from bexplore.command.observer.bexplore_observer.reports import (
 
 @pytest.fixture
 def report(settings) -> ErrorReport:
-    return ErrorReport(Exchange(settings, lambda: (0, 0, 0, 0)), lambda: "1", lambda: (5, 9))
+    return ErrorReport(Exchange(settings, lambda: (0, 0, 0, 0, 0)), lambda: "1", lambda: (5, 9))
 
 
 def reported(settings) -> list[dict]:
