@@ -133,6 +133,21 @@ for _ in range(100):
         optimizer.step()
         optimizer.zero_grad()
 """
+FROZEN = """
+import gc
+import torch
+
+model = torch.nn.Linear(512, 512)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(100):
+    if step in (0, 1):
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+    model(torch.zeros(4, 512)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 READING_AHEAD = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -394,11 +409,12 @@ def record_of(tmp_path: Path):
         max_steps: int = 8,
         words: tuple[str, ...] = (),
         told_step: int | None = None,
+        profiles_memory: bool = False,
     ) -> dict:
         command = Command(argv=(sys.executable, "-c", script, *words), env=env or {})
         folder = ProbeFolder(path=tmp_path / "probe")
         settings = {"micro_batch_size": 4, "accumulation": 1, "max_steps": max_steps, "memory_step": 1}
-        settings |= {"profile_memory": False, "memory_limit_bytes": None}
+        settings |= {"profile_memory": profiles_memory, "memory_limit_bytes": None}
         values = command.values(micro_batch_size=4, accumulation=1, num_replicas=1, folder=folder.path)
         variables = folder.write(command, values, settings)
         folder.release()
@@ -567,6 +583,13 @@ def test_batches_and_seconds_of_an_evaluation_are_not_the_training_s(record_of, 
     assert [step["num_fetches"] for step in record["steps"]] == [1] * 8
     seconds = [step["evaluation_s"] for step in record["steps"]]
     assert [second > 0.25 for second in seconds] == [False, False, False, True, False, False, True, False]
+
+
+def test_what_a_program_hides_from_the_garbage_collector_is_seen(record_of):
+    record = record_of(FROZEN, profiles_memory=True)
+
+    assert {rows for rows, _ in record["forward_rows"]} == {4}
+    assert record["memory"]["peak_bytes"] > 4 * 4 * 512 * 512  # weights, gradients, and two states of AdamW
 
 
 @pytest.mark.parametrize("context", ["torch.no_grad()", "torch.inference_mode()", "torch.enable_grad()"])

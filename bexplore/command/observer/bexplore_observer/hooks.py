@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from .exchange import clock
+from .objects import watch_freezing
 
 if TYPE_CHECKING:
     from .steps import Observer
@@ -26,6 +27,7 @@ def attach(observer: Observer) -> None:
     for kind in (torch.no_grad, torch.inference_mode):
         _watch_gradients(observer, kind)
     _watch_saving(observer)
+    watch_freezing(torch)
     _watch_handlers(observer)
     if observer.kernels is not None:
         observer.kernels.attach()

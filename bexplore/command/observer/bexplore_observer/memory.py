@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .objects import find_objects
+
 Note = Callable[[str, Any], None]  # takes a place and an exception or a text
 
 
@@ -150,16 +152,13 @@ def is_emulated() -> bool:
 
 def count_live_bytes(torch: Any) -> int:
     """Return the bytes of all storages that Python can see: weights, gradients, optimizer states, batches."""
-    import gc
     import warnings
 
     storages: dict[int, int] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for one in gc.get_objects():
+        for one in find_objects(torch.Tensor):
             try:
-                if not issubclass(type(one), torch.Tensor):
-                    continue
                 for tensor in (one,) if one.grad is None else (one, one.grad):
                     storage = tensor.untyped_storage()
                     if storage.device.type == "cpu":

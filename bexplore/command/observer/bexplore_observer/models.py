@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .batches import find_tensors, read_leading_dimension
+from .objects import find_objects
 
 if TYPE_CHECKING:
     from .steps import Observer
@@ -263,14 +264,10 @@ def _has_gradient(parameter: Any) -> bool:
 
 def find_batch_coupled(torch: Any) -> list[str]:
     """Return the classes of modules that compare the samples of a batch, or take statistics of them."""
-    import gc
-
-    kind, normalization = torch.nn.Module, torch.nn.modules.batchnorm._BatchNorm
+    normalization = torch.nn.modules.batchnorm._BatchNorm
     found = set()
-    for one in gc.get_objects():
+    for one in find_objects(torch.nn.Module):
         own = type(one)
-        if not issubclass(own, kind):
-            continue
         if issubclass(own, normalization):
             if one.training:
                 found.add(own.__name__)
@@ -281,20 +278,14 @@ def find_batch_coupled(torch: Any) -> list[str]:
 
 def find_outermost_modules(torch: Any) -> list[Any]:
     """Return the modules that no other module holds."""
-    import gc
-
-    # By type: a weakref proxy answers isinstance with its referent's class, or with an exception.
-    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    modules = find_objects(torch.nn.Module)
     inner = {id(child) for module in modules for child in module.modules() if child is not module}
     return [module for module in modules if id(module) not in inner]
 
 
 def find_trainable_parameters(torch: Any) -> list[Any]:
     """Return the parameters that are trained, the largest last."""
-    import gc
-
-    kind = torch.nn.Parameter
-    found = [one for one in gc.get_objects() if issubclass(type(one), kind) and one.requires_grad]
+    found = [one for one in find_objects(torch.nn.Parameter) if one.requires_grad]
     return sorted(found, key=lambda one: one.numel())
 
 
