@@ -17,6 +17,8 @@ parser.add_argument("--size", type=int)
 parser.add_argument("--accumulation", type=int)
 parser.add_argument("--out")
 parser.add_argument("--mode", default="eager")
+parser.add_argument("--batches", type=int, default=16)
+parser.add_argument("--evaluates", action="store_true")
 own = parser.parse_args()
 layers = (nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024), nn.LayerNorm(1024))
 model = nn.Sequential(*layers).cuda()
@@ -29,8 +31,12 @@ if own.mode == "captured":
 elif own.mode != "eager":
     model = torch.compile(model, mode=own.mode)
 optimizer = torch.optim.AdamW([p for one in layers for p in one.parameters()], lr=0.1)
-data = torch.utils.data.TensorDataset(torch.randn(256, 256, 1024))
+data = torch.utils.data.TensorDataset(torch.randn(own.batches * own.size, 256, 1024))
+tests = torch.utils.data.TensorDataset(torch.randn(8 * own.size, 256, 1024))
 for _ in range(1000):
+    with torch.no_grad():
+        for (batch,) in torch.utils.data.DataLoader(tests, own.size) if own.evaluates else ():
+            model(batch.cuda())
     for number, (batch,) in enumerate(torch.utils.data.DataLoader(data, own.size)):
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=own.mode != "captured"):
             loss = model(batch.cuda().requires_grad_()).float().square().mean()
@@ -53,9 +59,9 @@ def explore(bexplore, tmp_path):
     """Explore one size of the training on an H100, in a mode; returns the events."""
     (tmp_path / "train.py").write_text(TRAIN)
 
-    def run(mode: str) -> list[dict]:
-        settings = ("--set", f"explore.candidates=[{SIZE}]", "--model-dir", mode, "--json")
-        command = ("python3", "train.py", *COMMAND, "--mode", mode)
+    def run(mode: str, *words: str) -> list[dict]:
+        settings = ("--set", f"explore.candidates=[{SIZE}]", "--model-dir", "-".join((mode, *words)), "--json")
+        command = ("python3", "train.py", *COMMAND, "--mode", mode, *words)
         lines = bexplore("explore", "--device-name", "h100", *settings, "--", *command).splitlines()
         return [json.loads(line) for line in lines]
 
@@ -72,6 +78,13 @@ def test_a_command_has_an_estimated_speed_and_its_result_says_that_nothing_ran(e
     assert "estimated for NVIDIA H100 80GB HBM3, not run" in " ".join(result["warnings"])
     assert LEAST_S < result["pass_time_s"] < 10 * LEAST_S
     assert result["update_time_s"] > 8_400_000 * 4 * 4 / 3.35e12  # weights, gradients and two states, read once
+
+
+@pytest.mark.parametrize("batches", ["2", "4", "16"])
+def test_an_evaluation_is_of_no_pass(explore, batches):
+    alone, beside = (explore("eager", "--batches", batches, *words)[-1] for words in ((), ("--evaluates",)))
+
+    assert beside["pass_time_s"] == pytest.approx(alone["pass_time_s"], rel=0.1)
 
 
 def test_graphs_have_the_kernels_of_their_capture_and_compiled_ones_move_fewer_bytes(explore):

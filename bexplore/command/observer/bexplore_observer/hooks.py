@@ -120,12 +120,16 @@ def _watch_gradients(observer: Observer, kind: Any) -> None:
     def __enter__(context: Any) -> Any:
         observer.loaders.fetches.turn.is_off = True
         began_s.append(clock())
+        if observer.kernels is not None:
+            observer.kernels.num_without_gradients += 1
         return enter(context)
 
     @functools.wraps(leave)
     def __exit__(context: Any, *error: Any) -> Any:
         if began_s:
             times_s = began_s.pop(), clock()
+            if observer.kernels is not None:
+                observer.kernels.num_without_gradients = max(observer.kernels.num_without_gradients - 1, 0)
             if not observer.in_update:
                 observer.without_gradients.extend(times_s)
         return leave(context, *error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 RECORDED_STEP = 3  # the first that is timed on a device: compiled, warmed up, its graphs captured
@@ -29,7 +29,9 @@ Add = Callable[[Any, Any, Any, Any], None]  # takes an operator, its arguments, 
 class RecordedStep(NamedTuple):
     """Kernels of a step: their places among the calls, and what the host does for them, with their numbers."""
 
+    number: int  # of steps before it
     passes: Counter[int | str]
+    without_gradients: Counter[int | str]  # those of them that ran without gradients, as of an evaluation
     updates: Counter[int | str]
     num_passes: int
 
@@ -53,8 +55,12 @@ class KernelLog:
         # Place of a call, or name of what the host does for one -> how often it was seen
         self.passes: Counter[int | str] = Counter()
         self.updates: Counter[int | str] = Counter()
-        self._since: Counter[int | str] = Counter()  # since the last pass or update
-        self._sink = self._since
+        self._without_gradients: Counter[int | str] = Counter()  # those of passes
+        # Since the last pass or update, with gradients and without
+        self._since: Counter[int | str] = Counter()
+        self._since_without: Counter[int | str] = Counter()
+        self._own_sink: Counter[int | str] | None = None  # what is counted into otherwise
+        self.num_without_gradients = 0  # contexts without gradients that the program is in
         self._is_recording = False
         self._began_at_pass = 0
         self.recorded: list[RecordedStep] = []
@@ -92,31 +98,51 @@ class KernelLog:
             self._is_recording = False
             self._leave()
             if num_passes > self._began_at_pass:
-                self.recorded.append(RecordedStep(self.passes, self.updates, num_passes - self._began_at_pass))
+                step = RecordedStep(
+                    number=number - 1,
+                    passes=self.passes,
+                    without_gradients=self._without_gradients,
+                    updates=self.updates,
+                    num_passes=num_passes - self._began_at_pass,
+                )
+                self.recorded.append(step)
         if number >= RECORDED_STEP and len(self.recorded) < NUM_RECORDED:
-            self.passes, self.updates = Counter(), Counter()
-            self._began_at_pass, self._is_recording, self._sink = num_passes, True, self._since
+            self.passes, self.updates, self._without_gradients = Counter(), Counter(), Counter()
+            self._began_at_pass, self._is_recording, self._own_sink = num_passes, True, None
             self._enter()
 
     def turn_to(self, kind: Counter[int | str]) -> None:
         """Count what was seen since the last pass or update among passes, or among updates."""
         kind.update(self._since)
+        kind.update(self._since_without)
+        if kind is self.passes:
+            self._without_gradients.update(self._since_without)
         self._since.clear()
+        self._since_without.clear()
 
     def set_updating(self, is_updating: bool) -> None:
         """Count what is seen from now on among updates, or wait for what it belongs to."""
         if self._is_recording:
-            self._sink = self.updates if is_updating else self._since
+            self._own_sink = self.updates if is_updating else None
 
-    def describe(self, *, are_batches_equal: bool) -> dict[str, Any] | None:
+    @property
+    def _sink(self) -> Counter[int | str]:
+        if self._own_sink is not None:
+            return self._own_sink
+        return self._since_without if self.num_without_gradients else self._since
+
+    def describe(self, *, are_batches_equal: bool, with_evaluation: Collection[int] = ()) -> dict[str, Any] | None:
         """Return the kernels of a step of full batches, JSON values only; None where no step was recorded.
 
         Frameworks read ahead, so that the batch of a step is not known: where batches have different numbers of
-        samples, the step that moves most bytes has the full ones.
+        samples, the step that moves most bytes has the full ones. Of steps in which an evaluation ran, which are named
+        by their numbers, another is preferred; else what ran without gradients is left out.
         """
         if not self.recorded:
             return None
-        step = self.recorded[0] if are_batches_equal else max(self.recorded, key=self._count_bytes)
+        steps = [step for step in self.recorded if step.number not in with_evaluation]
+        steps = steps or [step._replace(passes=step.passes - step.without_gradients) for step in self.recorded]
+        step = steps[0] if are_batches_equal else max(steps, key=self._count_bytes)
         passes, of_passes = split_counts(step.passes)
         updates, of_updates = split_counts(step.updates)
         return {
@@ -135,12 +161,12 @@ class KernelLog:
     # -- graphs of the device
 
     def _begin_capture(self, graph: Any) -> None:
-        self._sink = graph._bexplore_kernels = Counter()
+        self._own_sink = graph._bexplore_kernels = Counter()
         if not self._is_recording:
             self._enter()
 
     def _end_capture(self, graph: Any) -> None:
-        self._sink = self._since
+        self._own_sink = None
         if not self._is_recording:
             self._leave()
 

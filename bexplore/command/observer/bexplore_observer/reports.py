@@ -53,7 +53,7 @@ def write_record(observer: Observer, outcome: str) -> None:
         device=device,
         device_name=device_name,
         is_emulated=is_emulated(),
-        kernels=_describe_kernels(observer),
+        kernels=_describe_kernels(observer, steps),
         steps=steps,
         num_passes=observer.total_passes,
         batch_coupled=observer.find_batch_coupled(),
@@ -81,12 +81,13 @@ def _describe_process(observer: Observer) -> dict[str, Any]:
     }
 
 
-def _describe_kernels(observer: Observer) -> dict[str, Any] | None:
+def _describe_kernels(observer: Observer, steps: list[dict[str, Any]]) -> dict[str, Any] | None:
     if observer.kernels is None:
         return None
     called = {rows for rows, _ in observer.models.inputs} | {rows for _, rows in observer.models.samples}
     rows = {*observer.loaders.fetches.count_rows()} or called
-    return observer.kernels.describe(are_batches_equal=len(rows) <= 1)
+    with_evaluation = [index for index, step in enumerate(steps) if step["evaluation_s"]]
+    return observer.kernels.describe(are_batches_equal=len(rows) <= 1, with_evaluation=with_evaluation)
 
 
 def _describe_batches(observer: Observer) -> dict[str, Any]:

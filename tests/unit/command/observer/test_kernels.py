@@ -79,6 +79,25 @@ def test_the_kernels_are_those_of_full_batches(observer, optimizer, read_record,
     assert "of 8" in {kernels["calls"][place]["operator"] for place, _ in kernels["passes"]}
 
 
+@pytest.mark.parametrize("evaluated", [(), (0,), (1,), (0, 1)])
+def test_the_kernels_of_an_evaluation_are_left_out(observer, evaluated):
+    log = observer.kernels
+    log.at_step(RECORDED_STEP, 0)
+    for place in range(2):
+        log.num_without_gradients = 1
+        for operator in ("teacher", *(["evaluation"] * 9 if place in evaluated else [])):
+            log._count({"operator": operator})
+        log.num_without_gradients = 0
+        log._count({"operator": "forward"})
+        log.turn_to(log.passes)
+        log.at_step(RECORDED_STEP + place + 1, place + 1)
+
+    described = log.describe(are_batches_equal=False, with_evaluation=[RECORDED_STEP + place for place in evaluated])
+
+    passes = {log.calls[place]["operator"]: number for place, number in described["passes"]}
+    assert passes == {"forward": 1} | ({} if len(evaluated) == 2 else {"teacher": 1})
+
+
 def test_a_graph_adds_what_was_seen_at_its_capture_each_time_that_it_is_replayed(observer):
     class Graph:
         def capture_begin(self) -> None: ...
