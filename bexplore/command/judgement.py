@@ -77,6 +77,9 @@ MOST_STEPS_AHEAD = 64
 # Seconds in which a start that was given a size which nobody asked for must come to its first pass: where no start is
 # known, where one is, and so many times the longest. Source: chosen; most programs load their data in a minute.
 FIRST_PASS_S, KNOWN_PASS_S, KNOWN_PASS_TIMES = 120.0, 30.0, 3.0
+# Times as many passes a step as another size has, from which they follow the size. Source: chosen; a fixed batch of two
+# samples has twice as many at the smallest size, and closures of optimizers differ by less.
+FOLLOWING = 1.5
 # Exceptions before the first batch that no size causes, if their texts do not name it. Source: chosen: checks of a size
 # raise a ValueError, an AssertionError or a RuntimeError, or end the command by `argparse`.
 OF_NO_SIZE = (
@@ -133,6 +136,8 @@ class Learned:
     device_info: dict[str, Any] = field(default_factory=dict)
     sizes: SizeCheck = field(default_factory=SizeCheck)  # what arrived at each size
     step_times_s: dict[int, float] = field(default_factory=dict)  # by size that was measured
+    passes_per_step: dict[int, float] = field(default_factory=dict)  # by size that a start was given
+    has_lists: bool = False  # whether loaders took their batches from lists of samples, which can be cut
     first_pass_s: float | None = None  # seconds of the slowest start until its first pass; None before
     # Tokens of a sample to which the seconds of all sizes are adjusted; None before, or where steps show no tokens
     tokens_per_sample: float | None = None
@@ -154,8 +159,16 @@ class Learned:
         self.tokens_per_sample = self.tokens_per_sample or observation.details.get("tokens_per_sample")
         found = observation.details.get("arrived")
         if found:
+            given = found["cut_from"] or observation.micro_batch_size
+            self.passes_per_step[given] = observation.details["passes_per_step"]
             result = CheckResult(observation.details["verdicts"]["micro_batch_size"])
             self.sizes.learn(observation.micro_batch_size, Arrived(**found), result)
+
+    @property
+    def steps_follow_size(self) -> bool:
+        """Whether steps have more passes where a start is given a smaller size, as of a batch that is fixed."""
+        passes = self.passes_per_step.values()
+        return bool(passes) and max(passes) >= FOLLOWING * min(passes)
 
     def limit_samples(self, max_samples: int | None) -> None:
         """Note how many samples of a micro-batch the data fills at most."""
@@ -425,6 +438,8 @@ class Judge:
             return replace(blank, outcome=Outcome.OUT_OF_MEMORY, reason=reason, details=details)
         self.learned.num_replicas, self.learned.device_info = num_replicas, describe_device(reports)
         self.learned.step_times_s[size] = timing.step_time_s
+        self.learned.has_lists |= any(rank.record.get("list_lengths") for rank in reports.ranks)
+        self.learned.passes_per_step[opened.capacity or size] = timing.passes_per_step
         self.learned.tokens_per_sample = self.learned.tokens_per_sample or timing.tokens_per_sample
         self.learned.kernels = find_kernels(reports)
         return replace(

@@ -31,7 +31,7 @@ from bexplore.host.clocks import MOST_TRIES, Stopwatch, Suspension, suspended_te
 from bexplore.host.contention import CpuContention
 from bexplore.host.json_files import write_json
 from bexplore.host.machine import oom_kills
-from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 
 MEMORY_STEP = 1  # the warm-up step that is profiled for its memory
 # What the kernel says where the host has no room for a start, whatever the command.
@@ -127,6 +127,12 @@ class CommandRunner:
         """
         self._stopwatch = Stopwatch()
         accumulation = PROBING_ACCUMULATION if self.command.sets_accumulation else None
+        is_first = probe.purpose is Purpose.BASE and not self._learned.passes_per_step
+        if self.shares_starts and accumulation is None and is_first:
+            observation = self._run_base(probe)
+            if not observation.is_measured and self._learned.early:
+                self._serve(probe, accumulation)  # which raises where a much larger size fails as early, the same way
+            return observation
         if not self.shares_starts or probe.compilation is not Compilation.SHARED or probe.fresh_worker:
             return self._run_alone(probe, accumulation)
         limit_s = self._learned.pass_limit_s()
@@ -137,6 +143,19 @@ class CommandRunner:
         was_slow = (self._learned.first_pass_s or 0.0) > limit_s  # and was given up for that alone
         self.shares_starts = may_serve_others or was_slow or not observation.is_measured
         return observation
+
+    def _run_base(self, probe: Probe) -> Observation:
+        """Run the smallest size of a command that chooses its accumulation in a start of its own.
+
+        Where the accumulation follows the size, as where a batch is fixed, the steps of a start for several sizes are
+        those of its own size: they are compared with these.
+        """
+        observation = self._run_alone(probe, None)
+        if observation.num_graphs or (observation.is_measured and not self._learned.has_lists):
+            self.shares_starts = False
+        # Of the search: its answer runs once more, and no two starts are equally fast.
+        is_of_search = observation.is_measured and self.shares_starts
+        return replace(observation, probe=probe) if is_of_search else observation
 
     def run(self, probe: Probe, accumulation: int | None) -> Observation:
         """Run one probe in a start of its own, with so many micro-batches a step; None leaves them to the command."""
@@ -234,6 +253,9 @@ class CommandRunner:
             self.shares_starts = False
             return None
         observation = self._judge_start(watched, probe)
+        if self._learned.steps_follow_size:
+            self.shares_starts = False
+            return None
         if not isinstance(observation, UserProgramError):
             return observation
         if (watched.ending in HOPELESS or self._learned.fails_early) and not watched.opened.is_reused:

@@ -121,7 +121,6 @@ class CommandExploration(Exploration):
                 num_replicas = trials.read_num_replicas(study)
             self._learn_replicas(runner, num_replicas)
         _check_confirmed(result, runner)
-        yield from self._confirm_size(result, runner, run)
         result, real_step_s = yield from self._with_real_step(result, runner, run)
         yield Finished(result=self._finished(result, real_step_s, runner, run), run=run)
 
@@ -143,7 +142,8 @@ class CommandExploration(Exploration):
             variants=(Variant(memory=MemoryPrior(budget_bytes=self._memory_limit_bytes)),),
             run=self._record(run),
             should_stop=self._should_stop,
-            run_alone=runner.by_hand,
+            # Where all starts were given one size, the command may ignore it: another is confirmed.
+            needs=loop.RunnerNeeds(run_alone=runner.by_hand, find_size_to_confirm=lambda: runner.size_to_confirm),
         )
         settings = search_settings(self.config)
         for event in events:
@@ -190,7 +190,8 @@ class CommandExploration(Exploration):
             elapsed_s=self._elapsed_s,
             verified_step_time_s=real_step_s,
         )
-        result = _warned(result, "" if self._command.sets_accumulation else describe_steps(run.journal.read()))
+        size = None if best is None else best.micro_batch_size
+        result = _warned(result, "" if self._command.sets_accumulation else describe_steps(run.journal.read(), size))
         return end.result(_with_last_batches(result, run.journal.read()))
 
     def _with_real_step(
@@ -226,30 +227,15 @@ class CommandExploration(Exploration):
                 return dataclasses.replace(result, stop_reason=str(stop_reason)), None
         return _warned(result, _difference(real, measured, accumulation)), _seconds_of_step(real)
 
-    def _confirm_size(
-        self, result: Result, runner: CommandRunner, run: run_directory.Run
-    ) -> Generator[JobEvent, None, None]:
-        """Start the command once with another size, where all starts were given one: it may ignore the size."""
-        size = runner.size_to_confirm
-        if size is None or result.stop_reason == StopReason.INTERRUPTED or self._should_stop() is not None:
-            return
-        accumulation = PROBING_ACCUMULATION if self._command.sets_accumulation else None
-        with contextlib.suppress(KeyboardInterrupt):
-            yield from self._run_real_step(runner, run, None, size, accumulation, is_check=True)
-
     def _run_real_step(
         self,
         runner: CommandRunner,
         run: run_directory.Run,
         measured: Observation | None,
         micro_batch_size: int,
-        accumulation: int | None,
-        *,
-        is_check: bool = False,
+        accumulation: int,
     ) -> Generator[JobEvent, None, Observation]:
         """Run a size with an accumulation: a probe of the run, which is no evidence of its search.
-
-        A check raises where the training does something else than asked.
 
         Its trial has the number, so that no other explorer of the study takes it, and is abandoned.
         """
@@ -262,13 +248,13 @@ class CommandExploration(Exploration):
             compilation=settings.user_compilation,
             fresh_worker=True,
             max_passes=settings.max_passes,
-            expected_s=_expected_s(measured, accumulation or 1),
+            expected_s=_expected_s(measured, accumulation),
         )
         probe = decision.probe(trial.number, settings, None)
         try:
             with trials.hold_lease(study, trial, probe):
                 yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
-                observation = runner.run(probe, accumulation) if is_check else _observed(runner, probe, accumulation)
+                observation = _observed(runner, probe, accumulation)
         finally:
             with storage_errors():
                 trials.abandon(study, trial)
@@ -366,7 +352,8 @@ class CommandExploration(Exploration):
         yield "for the sizes of the search", max_probes
         if self.config.sizes_per_start > 1:
             yield "for sizes that fail in a start that they share", max_probes
-            yield "to check that the command follows its size", 1
+            if self._command.sets_accumulation:
+                yield "to check that the command follows its size", 1
         keeping = find_sizes_that_keep(self.config, self._candidates)
         if keeping is not None and keeping.sizes:
             yield "for a size that keeps the global batch size", min(MOST_PROBES, max_probes)
@@ -445,19 +432,29 @@ def _warned(result: Result, warning: str) -> Result:
     return dataclasses.replace(result, warnings=(*result.warnings, warning)) if warning else result
 
 
-def describe_steps(observations: Sequence[Observation]) -> str:
-    """Return that a command has other accumulation steps at one size than at another; empty where it has not.
+def describe_steps(observations: Sequence[Observation], answer: int | None) -> str:
+    """Return that a command has other samples in a step at the answer than at another size; empty where it has not.
 
-    A command that makes one global batch of any size has as many as that needs.
+    A command that makes one global batch of any size has as many passes as that needs, or as many whole ones.
     """
     passes = {
         one.micro_batch_size: round(one.details["micro_batches_per_step"]) for one in observations if one.is_measured
     }
-    samples = [size * number for size, number in passes.items()]
-    other = next((size for size in sorted(passes, reverse=True) if passes[size] != passes[min(passes)]), None)
-    if other is None or max(samples) <= ONE_BATCH * min(samples):
+    samples = {size: size * number for size, number in passes.items()}
+    least = min(passes, default=0)
+    other = next((size for size in sorted(passes, reverse=True) if passes[size] != passes[least]), None)
+    if other is None:
         return ""
-    seen = " and ".join(f"{counted(passes[size], 'pass')} at size {size}" for size in (min(passes), other))
+    if all(number == max(samples[least] // size, 1) for size, number in passes.items()):
+        if answer not in samples or samples[answer] == samples[least]:
+            return ""
+        return (
+            f"a step has {samples[answer]} samples at size {answer}, and {samples[least]} at size {least}: the command "
+            f"makes it of whole micro-batches; a size that divides {samples[least]} keeps it"
+        )
+    if max(samples.values()) <= ONE_BATCH * min(samples.values()):
+        return ""
+    seen = " and ".join(f"{counted(passes[size], 'pass')} at size {size}" for size in (least, other))
     return (
         f"a step has {seen}: where an epoch ends, the command may step with fewer passes, or drop the gradients of "
         "some, which its global batch size then lacks"

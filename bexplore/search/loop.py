@@ -49,6 +49,16 @@ class KeepBatchSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerNeeds:
+    """What a runner knows of its program beside its observations."""
+
+    run_alone: Callable[[int], str] = probe_alone  # returns what to type to run a size by hand
+    # Called when the search has ended: returns a size that must have run as the user's program runs it, in a process of
+    # its own, before there is an answer; None for none.
+    find_size_to_confirm: Callable[[], int | None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """What outlives the process of an exploration: its study, its journal and its time."""
 
@@ -74,7 +84,7 @@ def run_search(
     keeping: KeepBatchSize | None = None,
     run: RunRecord | None = None,
     should_stop: Callable[[], str | None] = lambda: None,
-    run_alone: Callable[[int], str] = probe_alone,
+    needs: RunnerNeeds | None = None,
 ) -> Iterator[Event]:
     """Find the fastest micro-batch size that fits.
 
@@ -83,6 +93,7 @@ def run_search(
         keeping: The request for the second answer, which follows the search; None for none.
         run: Where the exploration is recorded and from where it resumes; None for memory only.
         should_stop: Called before each probe; words that it returns end the exploration as its stop reason.
+        needs: Of the runner.
 
     Yields:
         `ProbeStarted`, `ProbeFinished` and, once something was measured, a `Recommendation` for each probe of the
@@ -94,7 +105,7 @@ def run_search(
         UserProgramError: The user's program fails in a way that would show at every size.
         EngineError: No probe could be measured, for different reasons.
     """
-    run = run or RunRecord()
+    run, needs = run or RunRecord(), needs or RunnerNeeds()
     space = space.reaching(item.micro_batch_size for item in run.history if _is_of_search(item))
     sampler = BexploreSampler(space, settings, variants=variants)
     with _opened(sampler, run) as study:
@@ -105,10 +116,12 @@ def run_search(
             run=run,
             observations=list(run.history),
             should_stop=should_stop,
-            run_alone=run_alone,
+            run_alone=needs.run_alone,
             began_s=run.clock() - run.spent_s - sum(observation.elapsed_s for observation in run.history),
         )
         result = yield from loop.search()
+        if result.recommendation is not None:
+            result = yield from loop.confirm(result, result.recommendation, needs.find_size_to_confirm())
         if keeping is not None and keeping.sizes and result.recommendation is not None:
             result = yield from loop.keep_batch_size(result, result.recommendation, keeping)
         yield result
@@ -172,6 +185,39 @@ class _Loop:
         with storage_errors():
             evidence = _all_evidence(self.study)
         return only_base_runs(self.sampler.space, [item for item in evidence if not item.variant])
+
+    def confirm(
+        self, searched: Result, answer: Recommendation, micro_batch_size: int | None
+    ) -> Generator[Event, None, Result]:
+        """Run a size in a process of its own, and then an answer that it has changed; return the answer by all."""
+        reason = searched.stop_reason
+        if micro_batch_size is None or reason == StopReason.INTERRUPTED or self.should_stop() is not None:
+            return searched
+        settings = self.sampler.settings
+        decision = Decision(
+            micro_batch_size=micro_batch_size,
+            purpose=Purpose.VERIFY,
+            compilation=settings.user_compilation,
+            fresh_worker=True,
+            max_passes=settings.max_passes,
+            expected_s=max((one.elapsed_s for one in self.observations if one.start_time_s), default=0.0),
+        )
+        try:
+            while decision.stop_reason is None and self.should_stop() is None:
+                with storage_errors():
+                    trial = self.sampler.ask(self.study, decision.micro_batch_size, decision.variant)
+                observation = yield from self._run(trial, decision)
+                yield ProbeFinished(observation=observation)
+                decision = self._decide_at_the_end()
+        except KeyboardInterrupt:
+            reason = StopReason.INTERRUPTED
+        final = self._decide_at_the_end()
+        best = final.recommendation or answer
+        if _told(best) != _told(answer):
+            yield self._timed(best)
+        with storage_errors():
+            evidence = _all_evidence(self.study)
+        return self._result(reason, best, final, evidence)
 
     def keep_batch_size(
         self, searched: Result, free: Recommendation, keeping: KeepBatchSize

@@ -16,7 +16,7 @@ from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import UserProgramError
 from bexplore.exploration.base import ExploreOptions
-from bexplore.measurement.probe import Outcome
+from bexplore.measurement.probe import Outcome, Purpose
 from bexplore.search.result import ProbeFinished
 from tests.engine.command_starts import search_probe_of
 
@@ -76,11 +76,12 @@ def num_starts(folder: Path) -> int:
         ("raise RuntimeError('the queue is not empty')", 2, "the queue is not empty"),
     ],
 )
-def test_a_bug_before_the_first_batch_costs_two_starts_at_most(tmp_path, before, most, words):
+@pytest.mark.parametrize("purpose", [Purpose.BASE, Purpose.SEARCH])
+def test_a_bug_before_the_first_batch_costs_two_starts_at_most(tmp_path, before, most, words, purpose):
     runner = runner_of(program(tmp_path, before=before), tmp_path)
 
     with pytest.raises(UserProgramError, match="before its first batch, whatever the size") as raised:
-        runner(search_probe_of(1))
+        runner(search_probe_of(1, purpose=purpose))
 
     assert words in raised.value.message
     assert "train.py" in raised.value.hint and "bexplore probe" not in raised.value.hint
@@ -152,6 +153,46 @@ def test_a_check_of_the_size_before_the_first_batch_is_of_that_size_alone(tmp_pa
         assert runner.run(search_probe_of(3), None).outcome is Outcome.CRASHED
     finally:
         runner.close()
+
+
+def test_a_smallest_size_that_the_program_refuses_is_not_cut_from_a_larger_one(tmp_path):
+    before = "if size % 8: raise ValueError('the batch size must be divisible by 8')"
+    runner = runner_of(program(tmp_path, before=before), tmp_path)
+    try:
+        assert runner(search_probe_of(1, purpose=Purpose.BASE)).outcome is Outcome.CRASHED
+        assert runner(search_probe_of(8)).is_measured
+    finally:
+        runner.close()
+
+
+FIXED_BATCH = """
+import sys
+import torch
+
+size, batch = int(sys.argv[1]), int(sys.argv[2])
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+while True:
+    for number, rows in enumerate(torch.utils.data.DataLoader(torch.randn(4096, 4), size)):
+        model(rows).square().mean().backward()
+        if (number + 1) % max(batch // size, 1) == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("batch", "is_shared"), [(1, True), (32, False), (512, False)])
+def test_a_start_is_shared_only_where_steps_do_not_follow_the_size(tmp_path, batch, is_shared):
+    (tmp_path / "train.py").write_text(FIXED_BATCH)
+    runner = runner_of((sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}", str(batch)), tmp_path)
+    try:
+        base = runner(search_probe_of(1, purpose=Purpose.BASE))
+        further = runner(search_probe_of(8, number=1))
+    finally:
+        runner.close()
+
+    assert [one.details["passes_per_step"] for one in (base, further)] == [max(batch // size, 1) for size in (1, 8)]
+    assert runner.shares_starts is is_shared
 
 
 @pytest.mark.parametrize(

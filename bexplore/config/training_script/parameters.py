@@ -47,12 +47,14 @@ _HELP = {
     "micro_batch_size": re.compile(r"^\W*(?:\w+ ){0,2}(?:mini|micro)?[- ]?batch[- ]?sizes?\b"),
     "output_dir": re.compile(
         r"\b(?:output|result|checkpoint|log|save|experiment)s?\b[^.]*\b(?:dir|directory|folder|path)\b"
-        r"|\b(?:dir|directory|folder|path)\b[^.]*\b(?:output|result|checkpoint|log|save|store|write)"
+        r"|\b(?:dir|directory|folder)\b[^.]*\b(?:output|result|checkpoint|log|save|store|write)"
+        r"|\bpath\b[^.]*\b(?:output|result|save|store|write)"  # but a path to a checkpoint is read as a rule
         r"|^where to (?:store|save|write|put)\b"
     ),
 }
 _HELP_OF_OTHERS = re.compile(
-    r"\b(?:total|global|effective|buffer|replay|load|loaded|resume|restore|pre-?trained|read|input|init|from|exist)"
+    r"\b(?:total|global|effective|buffer|replay|load|loaded|resume|restore|continue|pre-?trained|read|input|init|from"
+    r"|exist|latest)"
 )
 
 
@@ -167,8 +169,10 @@ def _nearest(parameters: Sequence[Parameter], placeholder: str) -> Parameter | N
 
 def _is_told(parameter: Parameter, placeholder: str) -> bool:
     """Return whether the help text of a parameter says that it is what a placeholder stands for."""
-    text = parameter.help_text.lower()
-    if placeholder not in _HELP or OF_EVALUATION.search(text) or _HELP_OF_OTHERS.search(text):
+    name, text = parameter.name.lower().replace("_", " ").replace("-", " "), parameter.help_text.lower()
+    if placeholder not in _HELP or any(_HELP_OF_OTHERS.search(one) for one in (name, text)):
+        return False
+    if OF_EVALUATION.search(text):
         return False
     return _HELP[placeholder].search(text) is not None
 

@@ -179,8 +179,10 @@ def test_the_answer_runs_once_with_the_accumulation_of_the_training_and_its_step
         (lambda size: 3 if size < 8 else 5, "a step has 3 passes at size 2 and 5 passes at size 8"),
         (lambda size: 3, ""),
         (lambda size: -(-64 // size), ""),
+        (lambda size: max(12 // size, 1), "a step has 8 samples at size 8, and 12 at size 2"),
+        (lambda size: max(8 // size, 1), ""),
     ],
-    ids=["an epoch ends amid a step", "always as many", "one batch of any size"],
+    ids=["an epoch ends amid a step", "always as many", "one batch of any size", "whole micro-batches", "divisors"],
 )
 def test_steps_that_differ_between_sizes_are_told_unless_they_make_one_batch(machine, passes, told):
     machine.steps_had = staticmethod(passes)
@@ -423,9 +425,8 @@ def test_the_earlier_answer_stands_until_a_search_that_goes_on_has_another(machi
             (),
             "",
             (),
-            11,
-            "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share, 1 to check that "
-            "the command follows its size",
+            10,
+            "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share",
         ),
         (
             ("explore.sizes_per_start=1",),
@@ -507,12 +508,14 @@ def test_an_exploration_that_goes_on_hands_over_what_its_probes_have_shown(machi
     assert machine.learnt == [0]
 
 
-def test_a_size_that_must_be_confirmed_has_a_start_of_its_own_that_is_no_evidence(machine):
+def test_a_size_that_must_be_confirmed_has_a_start_of_its_own_that_is_evidence(machine):
     usual = events_of()
+    num_usual = len(machine.runs)
     machine.runs.clear()
     machine.size_to_confirm = 2
     events = events_of(fresh=True)
 
-    assert machine.runs[-1] == (2, None)
+    assert machine.runs[num_usual] == (2, None)
     assert isinstance(events[-1], Finished)
     assert events[-1].result.micro_batch_size == usual[-1].result.micro_batch_size
+    assert not any(event.observation.is_after_search for event in events if isinstance(event, ProbeFinished))

@@ -26,7 +26,9 @@ from .models import ModelWatch, UnseenUpdates, find_batch_coupled
 from .reports import ErrorReport, find_place, read_rank, write_hello, write_record
 
 LEVELS_OF_MODEL = 3  # of modules that are watched, a step each, until one is called
-PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
+# Backward passes beyond the accumulation without any update: no optimizer can be seen. Source: chosen; a batch of 2,048
+# samples has as many at size 1.
+PASSES_WITHOUT_STEP = 5000
 MOST_NOTES = 5
 
 
