@@ -187,16 +187,20 @@ class Common:
     def _options_of_the_job(self) -> tuple[str, ...]:
         hidden = (_MAY_HOLD_A_PASSWORD, _STANDS_BEHIND_DASHES, VARIABLES, _DEVICE_NAME)
         named = [("--set", override) for override in self.overrides if not override.startswith(hidden)]
-        named += [("--env", name) for name in self._names_of_variables()]
+        named += [("--env", variable) for variable in self._list_variables()]
         devices = (one.removeprefix(_DEVICE_NAME) for one in self.overrides if one.startswith(_DEVICE_NAME))
         named += [("--device-name", parse_json(name) if name.startswith('"') else name) for name in devices]
         named += [(f"--{name}", value) for name, value in (("model-dir", self.model_dir), ("mode", self.mode)) if value]
         return tuple(part for option in named for part in option)
 
-    def _names_of_variables(self) -> list[str]:
-        """Return the names of the variables of `--env`, which takes the values from its own environment then."""
+    def _list_variables(self) -> list[str]:
+        """Return the names of the variables of `--env`, which takes their values, that may be secret, from its own
+        environment then; and the values of those that a start fills in."""
+        from bexplore.config.command import begins_with_placeholder
+
         given = (parse_json(one.removeprefix(VARIABLES)) for one in self.overrides if one.startswith(VARIABLES))
-        return [name for variables in given for name in variables]
+        values = [item for variables in given for item in variables.items()]
+        return [f"{name}={value}" if begins_with_placeholder(value) else name for name, value in values]
 
     def announce(self, config: Config) -> None:
         """Say on stderr what the configuration starts and imports, before the first of it."""

@@ -20,6 +20,7 @@ from bexplore.host.secret_values import MASK, hidden_words
 
 PLACEHOLDERS = ("micro_batch_size", "accumulation", "global_batch_size", "replicas", "output_dir", "config")
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")  # `${output_dir}` is a reference of a file, or a variable of a shell
+_PATH_BEHIND = re.compile(r"(/[\w.-]+)*/?")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _SCRIPT_OPTION = re.compile(r"-[a-z]*c")  # `bash -c SCRIPT`, `bash -lc SCRIPT`
 # Options of launchers that give their processes, and the hosts of which each has as many.
@@ -196,6 +197,13 @@ def is_placeholder(text: str) -> bool:
     """Return whether a text is one placeholder and nothing else, so that it holds no value of the user's."""
     found = _PLACEHOLDER.fullmatch(text)
     return found is not None and found[1] in PLACEHOLDERS
+
+
+def begins_with_placeholder(text: str) -> bool:
+    """Return whether a text is a placeholder and no more than a path behind it: `{output_dir}/logs`."""
+    found = _PLACEHOLDER.match(text)
+    is_path = found is not None and _PATH_BEHIND.fullmatch(text[found.end() :]) is not None
+    return is_path and found is not None and found[1] in PLACEHOLDERS
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from bexplore.cli.apply import apply
 from bexplore.cli.explore import explore
-from bexplore.cli.options import overrides_of_command, refuse_without_command
+from bexplore.cli.options import Common, overrides_of_command, refuse_without_command
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
 from bexplore.measurement.probe import Compilation
@@ -28,6 +28,17 @@ def test_a_variable_without_a_value_has_that_of_the_environment(monkeypatch):
     with pytest.raises(UserInputError) as raised:
         list(overrides_of_command(command=("train",), env=("HF_TOKEN",)))
     assert "--env HF_TOKEN=VALUE" in raised.value.hint
+
+
+def test_a_printed_line_has_the_values_of_variables_that_a_start_fills_in_and_of_no_others():
+    env = ("RESULTS={output_dir}/results", "SIZE={micro_batch_size}", "TOKEN={output_dir} hunter2", "KEY=hunter2")
+    overrides = tuple(overrides_of_command(command=("train",), env=env, writes_are_fine=True))
+    common = Common(as_json=False, overrides=overrides, model_dir=None, allow_code=True, mode=None, verbosity=0)
+
+    words = common.load(None).options
+
+    told = list(words[1::2])
+    assert told == ["RESULTS={output_dir}/results", "SIZE={micro_batch_size}", "TOKEN", "KEY"]
 
 
 def test_sizes_per_start_is_a_setting_of_the_explore_section():

@@ -27,6 +27,13 @@ STYLES = {
         "p.add_argument('--basedir', default='./logs/', help='where to store ckpts and logs')\n",
         f"--accum {ACC} --N_rand {MBS} --basedir {OUT}",
     ),
+    "argparse, a checkpoint that is read": (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--batch-size', type=int)\n"
+        "p.add_argument('--resume', default='', type=str, help='path to latest checkpoint (default: none)')\n"
+        "p.add_argument('--model', help='path to a checkpoint')\n"
+        "p.add_argument('--pretrained', help='save path of the pretraining')\n",
+        f"--batch-size {MBS}",
+    ),
     "argparse, a name before a help text": (
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int, help='the batch size')\n"
         "p.add_argument('--bs', type=int)\np.add_argument('--result_path')\n",
