@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import statistics
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -51,6 +52,8 @@ STARTS_APART = 0.20
 # Samples of a step at one size over those at another, up to which they are one global batch. Source: chosen; a batch of
 # 64 has 65 samples in 13 passes of 5, and 80 in two of 40.
 ONE_BATCH = 1.25
+# Share of seconds without training that is told. Source: chosen: half of the speed is not what is measured.
+MUCH_WITHOUT_TRAINING = 0.5
 
 
 class CommandExploration(Exploration):
@@ -191,6 +194,7 @@ class CommandExploration(Exploration):
             verified_step_time_s=real_step_s,
         )
         size = None if best is None else best.micro_batch_size
+        result = _warned(result, describe_share_without_training(run.journal.read(), size))
         result = _warned(result, "" if self._command.sets_accumulation else describe_steps(run.journal.read(), size))
         return end.result(_with_last_batches(result, run.journal.read()))
 
@@ -458,6 +462,22 @@ def describe_steps(observations: Sequence[Observation], answer: int | None) -> s
     return (
         f"a step has {seen}: where an epoch ends, the command may step with fewer passes, or drop the gradients of "
         "some, which its global batch size then lacks"
+    )
+
+
+def describe_share_without_training(observations: Sequence[Observation], answer: int | None) -> str:
+    """Return that most seconds between the steps of the answer are of none; empty where they are not, or unknown."""
+    shares = [
+        one.details.get("share_without_training", 0.0)
+        for one in observations
+        if one.micro_batch_size == answer and one.is_measured and not (one.is_emulated or one.is_estimated)
+    ]
+    if not shares or statistics.median(shares) < MUCH_WITHOUT_TRAINING:
+        return ""
+    return (
+        f"{statistics.median(shares):.0%} of the seconds between the steps of size {answer} are without gradients (an "
+        "evaluation, a checkpoint, the steps of an environment) and in no speed here: where the training has as many "
+        "of them all along, it gains less by a larger size"
     )
 
 

@@ -44,6 +44,7 @@ class Machine:
         fails_with: What happens in these steps instead of an observation.
         steps_had: Micro-batches of a step where the command fixes them, or a function of the size.
         interrupted_at: Start of the search at which the user interrupts.
+        share_without_training: Of the seconds between the steps.
     """
 
     runs: list[tuple[int, int | None]]
@@ -54,6 +55,7 @@ class Machine:
     fails_with: BaseException | Outcome | None
     steps_had: int | Callable[[int], int]
     interrupted_at: int | None
+    share_without_training: float
 
     def __init__(self, command: Command, settings: CommandSettings) -> None:
         self.command, self.settings = command, settings
@@ -78,6 +80,7 @@ class Machine:
         step_s = steps * pass_s + UPDATE_S
         passes_s, updates_s = ((pass_s,) * 5, (UPDATE_S,) * 5) if accumulation else ((step_s / steps,) * 5, ())
         details = {"num_replicas": 1, "step_time_s": step_s, "micro_batches_per_step": float(steps)}
+        details["share_without_training"] = self.share_without_training
         return Observation(
             probe=probe,
             outcome=Outcome.MEASURED,
@@ -106,6 +109,7 @@ def machine(monkeypatch, tmp_path) -> type[Machine]:
     """The machine, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     facts = {"runs": [], "learnt": [], "slower": 1.0, "fails_with": None, "steps_had": 1, "interrupted_at": None}
+    facts["share_without_training"] = 0.0
     facts["unconfirmed_size"] = facts["size_to_confirm"] = None
     fresh = type("FreshMachine", (Machine,), facts)
     monkeypatch.setattr(module, "CommandRunner", fresh)
@@ -190,6 +194,15 @@ def test_steps_that_differ_between_sizes_are_told_unless_they_make_one_batch(mac
     result = result_of("explore.max=8", words=("--own",), text="")
 
     assert [one.partition(":")[0] for one in result.warnings if "a step has" in one] == ([told] if told else [])
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(0.3, False), (0.88, True)])
+def test_seconds_between_steps_that_are_most_of_a_training_are_told(machine, share, is_told):
+    machine.share_without_training = share
+
+    told = [one for one in result_of(words=("--own",)).warnings if "without gradients" in one]
+
+    assert [one.startswith("88% of the seconds between the steps of size ") for one in told] == [True] * is_told
 
 
 def test_a_command_that_fixes_its_accumulation_keeps_a_batch_at_one_size_alone(machine):
