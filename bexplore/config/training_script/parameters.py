@@ -39,6 +39,7 @@ NAMES = {
 OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|predict|inference|sw)(?![a-z])")
 OF_TRAINING = re.compile(r"train|fit|tune|learn")
 _OF_OTHERS = {"total", "global", "buffer", "replay"}  # words of names of batches that no single pass takes
+_OF_LAUNCHER = "localrank"  # an option that torch.distributed.launch gives a script
 FAR = 100  # the rank of a name that ends in a known one, such as `unet_batch_size`, behind all known ones
 FARTHEST = 2 * FAR  # of a parameter whose help text tells it, behind all that are named so
 # What help texts begin with, or hold, where the name says nothing. Sources: those of NeRF (`--N_rand`), LightGCN
@@ -229,7 +230,10 @@ def make_call(chain: Chain, variables: Sequence[Parameter] = (), *, config: Para
 
 def _given(interface: Interface, values: dict[Parameter, str]) -> list[Parameter]:
     """Return the parameters that a call must name: positional ones first, up to the last that needs a value."""
-    needs = [parameter.is_required or parameter in values for parameter in interface.parameters]
+    needs = [
+        (parameter.is_required and spell(parameter.name) != _OF_LAUNCHER) or parameter in values
+        for parameter in interface.parameters
+    ]
     positional = [(one, need) for one, need in zip(interface.parameters, needs, strict=True) if one.is_positional]
     last = max((index for index, (_, need) in enumerate(positional) if need), default=-1)
     named = [one for one, need in zip(interface.parameters, needs, strict=True) if need and not one.is_positional]

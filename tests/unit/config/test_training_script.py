@@ -472,6 +472,27 @@ def test_a_script_that_needs_the_current_folder_starts_as_a_module(tmp_path, mon
     assert f"command: python -m scripts.train {MBS}\n" in starter.from_script(Path("scripts/train.py")).text
 
 
+@pytest.mark.parametrize(
+    ("reads", "launcher"),
+    [
+        ("rank = int(os.environ['LOCAL_RANK'])", "torchrun --standalone --nproc-per-node 1"),
+        ("rank, size = os.environ['RANK'], os.environ['WORLD_SIZE']", "torchrun --standalone --nproc-per-node 1"),
+        ("if 'RANK' in os.environ:\n    rank, local = os.environ['RANK'], os.environ['LOCAL_RANK']", "python"),
+        ("rank = int(os.environ.get('LOCAL_RANK', 0))", "python"),
+        ("rank = 0", "python"),
+    ],
+)
+def test_a_script_that_reads_the_variables_of_ranks_is_started_by_torchrun(tmp_path, reads, launcher):
+    (tmp_path / "train.py").write_text(
+        f"import argparse, os\n{reads}\np = argparse.ArgumentParser()\np.add_argument('--batch-size', type=int)\n"
+        "p.add_argument('--local_rank', type=int, required=True)\n"
+    )
+
+    text = starter.from_script(tmp_path / "train.py").text
+
+    assert f"command: {launcher} {tmp_path / 'train.py'} --batch-size {MBS}\n" in text
+
+
 def test_a_file_of_settings_that_a_script_names_itself_gets_the_edit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("base.yaml").write_text("train:\n  batch_size: 4\n")
