@@ -495,7 +495,10 @@ def _note_lengths(reports: Reports, timing: StepTiming) -> Iterator[str]:
     if timing.tokens_per_sample is not None:
         return
     for rank in reports.ranks:
-        elements = [step.num_elements / step.num_samples for step in rank.steps if step.num_samples]
+        timed = [step for step in rank.steps[-timing.num_steps :] if step.num_samples]
+        if any(step.num_samples == 1 or step.num_elements % step.num_samples for step in timed):
+            continue  # of graphs, or of lists of objects: nothing is padded to one length; one sample does not show it
+        elements = [step.num_elements / step.num_samples for step in timed]
         if len(elements) > 1 and statistics.stdev(elements) > DIFFERENT * statistics.fmean(elements):
             yield (
                 f"its batches differ in length ({min(elements):.0f} to {max(elements):.0f} elements a sample), and "

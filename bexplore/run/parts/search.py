@@ -28,7 +28,7 @@ STOP_REASONS: dict[str, str] = {
 LIMITS: dict[str, str] = {StopReason.MAX_PROBES: "max_probes", StopReason.TIME_BUDGET: "time_budget_s"}
 # Share by which the answer must be slower than another size to be told so. Source: speeds are printed with four digits.
 LEAST_SHARE = 0.001
-MAX_TRACEBACK_LINES = 16
+MAX_TRACEBACK_LINES = 8
 MAX_FAILURES = 4  # reasons; more would push the answer off the screen
 
 
@@ -102,19 +102,19 @@ class SearchPart:
         if view.is_estimated and self.stop_reason in decided:
             return "the estimates of other sizes would not change it"
         if view.is_estimated and self.stop_reason == StopReason.MAX_PROBES:
-            return "the allowed number of probes is used up; more of them would not lessen the error of the estimates"
+            return "the allowed number of probes is used up; a larger explore.max_probes estimates further sizes"
         target = "" if view.target_confidence is None else f", {view.target_confidence:g} out of 100,"
         return STOP_REASONS.get(self.stop_reason, self.stop_reason).replace("{target}", target)
 
     def failed_rows(self) -> Iterator[Row]:
         """Yield the failures; a size that is too big is none."""
         failures = [item for item in self.failures if item.outcome != Outcome.OUT_OF_MEMORY]
+        told = next((item for item in failures if item.traceback_text), None)
         for item in failures[:MAX_FAILURES]:
             sizes = ", ".join(map(str, item.micro_batch_sizes))
             yield Row("failed", f"{sizes}: {item.outcome.replace('_', ' ')}: {item.reason}")
-        traceback_text = next((item.traceback_text for item in failures if item.traceback_text), "")
-        for line in _users_lines(traceback_text):
-            yield Row("failed", line)
+            for line in _users_lines(item.traceback_text) if item is told else ():
+                yield Row("failed", line)
         hidden = len(failures) - MAX_FAILURES
         if hidden > 0:
             yield Row("failed", f"and {counted(hidden, 'more reason')} in the run log")
@@ -153,14 +153,15 @@ def outcomes_words(outcomes: Mapping[str, int]) -> str:
 
 
 def _users_lines(traceback_text: str) -> list[str]:
-    """Return the user's own lines of a traceback, without the frames of torch and of the worker."""
+    """Return the user's own last lines of a traceback, without the frames of torch and of the worker."""
     lines: list[str] = []
     is_own = False
     for line in traceback_text.strip().splitlines():
         if line.startswith("  File "):
             is_own = not re.search(r"/(torch|bexplore/(engine|workloads))/", line)
         is_frame = line.startswith("  ")
-        if (is_frame and is_own) or (not is_frame and line.strip()):
+        is_marker = not line.strip("^~ ")
+        if (is_frame and is_own and not is_marker) or (not is_frame and line.strip()):
             lines.append(f"  {line}")
         is_own = is_own and is_frame
-    return lines[:MAX_TRACEBACK_LINES]
+    return lines[-MAX_TRACEBACK_LINES:]

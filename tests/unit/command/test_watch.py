@@ -44,6 +44,7 @@ class Training:
         last_step: That it was told.
         own_from_step: As in the record.
         hellos_at_s: Seconds after which it has imported torch.
+        hello: What it says of itself then.
         more: Counts of other processes.
     """
 
@@ -55,13 +56,14 @@ class Training:
     more: dict = field(default_factory=dict)
     began_s: float = 1000.0
     hellos_at_s: float = FOREVER_S
+    hello: dict = field(default_factory=dict)
 
     def read(self) -> Reports:
         now_s = self.clock.now_s - self.began_s
         counts = self.counts_at(now_s)
         last = self.max_steps if self.last_step is None else self.last_step
         ranks = (record(last, self.own_from_step),) if counts[0] >= last else ()
-        hellos = ({"pid": 1, "host": "host", "rank": 0},) if now_s >= self.hellos_at_s else ()
+        hellos = ({"pid": 1, "host": "host", "rank": 0} | self.hello,) if now_s >= self.hellos_at_s else ()
         return Reports(hellos=hellos, counts={PLACE: (min(counts[0], last), *counts[1:])} | self.more, ranks=ranks)
 
     def stop_after(self, step: int) -> None:
@@ -141,6 +143,16 @@ def test_what_a_start_does_is_told_from_its_first_second_to_its_last_step(clock)
     assert [stages["program"], stages["first step"]] == [pytest.approx(20, abs=2), pytest.approx(51, abs=2)]
     assert told[-1][1]["num_steps"] >= NUM_WARMUP
     assert max(later - at for (at, _), (later, _) in itertools.pairwise(told)) < 3
+
+
+@pytest.mark.parametrize("is_emulated", [False, True])
+def test_a_start_on_an_emulated_device_ends_after_as_few_steps_as_show_its_kernels(clock, is_emulated):
+    training = Training(clock, stepping(0.02), hello={"is_emulated": is_emulated}, hellos_at_s=0.0)
+
+    ending, _ = watched(training)
+
+    assert ending is Ending.OBSERVED
+    assert (training.last_step < 60) is is_emulated
 
 
 @pytest.mark.parametrize("gap_s", [1.0, 8.0, 40.0])

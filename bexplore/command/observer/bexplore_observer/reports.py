@@ -52,7 +52,6 @@ def write_record(observer: Observer, outcome: str) -> None:
         backend=backend,
         device=device,
         device_name=device_name,
-        is_emulated=is_emulated(),
         kernels=_describe_kernels(observer, steps),
         steps=steps,
         num_passes=observer.total_passes,
@@ -76,6 +75,7 @@ def _describe_process(observer: Observer) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "torch": str(observer.torch.__version__),
         "rank": read_rank(observer.torch),
+        "is_emulated": is_emulated(),
         "started_at_s": observer.started_at_s,
         "attached_at_s": observer.attached_at_s,
     }

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bexplore.measurement.probe import REAL_STEP
+from bexplore.measurement.probe import REAL_STEP, Outcome
 from bexplore.run.facts import Facts
 from bexplore.run.parts.search import SearchPart
 from bexplore.search.recommendation import Recommendation, Speed
@@ -54,3 +54,20 @@ def test_starts_that_check_the_answer_are_counted_apart():
     part = found(None, {(8, 0): 1.0}, observations=[observed(8), observed(8, details={REAL_STEP: None})])
 
     assert (part.num_probes, part.num_probes_after) == (2, 1)
+
+
+def test_a_traceback_stands_below_the_failure_whose_it_is_and_ends_with_its_cause():
+    frames = "".join(f'  File "train.py", line {line}, in step\n    run({line})\n    ^^^\n' for line in range(20))
+    text = f"Traceback (most recent call last):\n{frames}ValueError: no samples\n"
+    crash = {"outcome": Outcome.CRASHED, "pass_times_s": ()}
+    failures = [
+        observed(1, reason="RuntimeError: even sizes", **crash),
+        observed(2, reason="ValueError: no samples", traceback_text=text, **crash),
+        observed(3, reason="KeyError: other", traceback_text="KeyError: other", **crash),
+    ]
+
+    rows = [row.text for row in found(None, {(8, 0): 1.0}, observations=failures).failed_rows()]
+
+    assert [rows.index(row) for row in rows if "crashed" in row] == [0, 1, len(rows) - 1]
+    assert rows[-2].strip() == "ValueError: no samples" and rows[-3].strip() == "run(19)"
+    assert "^" not in "".join(rows)
