@@ -578,6 +578,7 @@ def _describe_details(reports: Reports, timing: StepTiming, num_replicas: int, m
         "elements_per_step": [statistics.median(step.num_elements for step in rank.steps) for rank in reports.ranks],
         "samples_are_seen": True,
         "batch_coupled": sorted({name for rank in reports.ranks for name in rank.record.get("batch_coupled", ())}),
+        "parallel_devices": max(rank.record.get("parallel_devices", 1) for rank in reports.ranks),
         "last_batch": find_last_batch(reports, micro_batch_size),
         "num_lists_of_longest": max((rank.record.get("num_lists_of_longest", 0) for rank in reports.ranks), default=0),
     }

@@ -127,6 +127,10 @@ class SizeCheck:
     def _check_rank(self, rank: Rank, size: int, accumulation: int, *, cut_from: int, is_alone: bool) -> Finding:
         rows = _count_arrivals(rank)
         usual = max(rows, key=lambda count: rows[count])
+        num_devices = rank.record.get("parallel_devices", 1)
+        if num_devices > 1 and usual == size * num_devices:
+            why = f"{describe_arrival(usual, size)}: nn.DataParallel gives each of its {num_devices} devices a part"
+            return _contradict(why, "explore on one device, whose size is that of each, or start a process for each")
         if not cut_from:
             self.given[size] = usual
         num_elements, elements_error = _count_elements_per_micro_batch(rank)

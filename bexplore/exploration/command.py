@@ -194,7 +194,8 @@ class CommandExploration(Exploration):
             verified_step_time_s=real_step_s,
         )
         size = None if best is None else best.micro_batch_size
-        result = _warned(result, describe_share_without_training(run.journal.read(), size))
+        for describe_answer in (describe_share_without_training, describe_parallel_devices):
+            result = _warned(result, describe_answer(run.journal.read(), size))
         result = _warned(result, "" if self._command.sets_accumulation else describe_steps(run.journal.read(), size))
         return end.result(_with_last_batches(result, run.journal.read()))
 
@@ -478,6 +479,18 @@ def describe_share_without_training(observations: Sequence[Observation], answer:
         f"{statistics.median(shares):.0%} of the seconds between the steps of size {answer} are without gradients (an "
         "evaluation, a checkpoint, the steps of an environment) and in no speed here: where the training has as many "
         "of them all along, it gains less by a larger size"
+    )
+
+
+def describe_parallel_devices(observations: Sequence[Observation], answer: int | None) -> str:
+    """Return that one process divides each batch among devices; empty where none does."""
+    ran = None if answer is None else verified_by(observations, answer)
+    number = 1 if ran is None else ran.details.get("parallel_devices", 1)
+    if number == 1 or answer is None:
+        return ""
+    return (
+        f"nn.DataParallel divides each batch among {number} devices: size {answer} is {math.ceil(answer / number)} on "
+        "each, and memory is that of one of them; a process for each device (torchrun) is faster as a rule"
     )
 
 

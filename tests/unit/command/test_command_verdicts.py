@@ -189,6 +189,17 @@ def test_batches_without_a_sample_are_contradicted(check):
     assert check.check([empty], 256, 1).result is CONTRADICTED
 
 
+@pytest.mark.parametrize(("rows", "result"), [(8, CONTRADICTED), (4, VERIFIED)])
+def test_a_batch_for_each_device_of_data_parallel_is_refused_with_its_name(check, rows, result):
+    own = rank(rows=rows)
+    own = dataclasses.replace(own, record={**own.record, "parallel_devices": 2})
+
+    finding = check.check([own], 4, 1)
+
+    assert finding.result is result
+    assert ("nn.DataParallel gives each of its 2 devices a part" in finding.why) == (rows == 8)
+
+
 def test_the_batch_of_all_ranks_is_told_in_words(check):
     for size in (4, 16):
         finding = check.check(both(rank(rows=size // 2)), size, 1)

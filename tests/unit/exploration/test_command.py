@@ -45,6 +45,7 @@ class Machine:
         steps_had: Micro-batches of a step where the command fixes them, or a function of the size.
         interrupted_at: Start of the search at which the user interrupts.
         share_without_training: Of the seconds between the steps.
+        parallel_devices: Devices of `nn.DataParallel`.
     """
 
     runs: list[tuple[int, int | None]]
@@ -56,6 +57,7 @@ class Machine:
     steps_had: int | Callable[[int], int]
     interrupted_at: int | None
     share_without_training: float
+    parallel_devices: int
 
     def __init__(self, command: Command, settings: CommandSettings) -> None:
         self.command, self.settings = command, settings
@@ -81,6 +83,7 @@ class Machine:
         passes_s, updates_s = ((pass_s,) * 5, (UPDATE_S,) * 5) if accumulation else ((step_s / steps,) * 5, ())
         details = {"num_replicas": 1, "step_time_s": step_s, "micro_batches_per_step": float(steps)}
         details["share_without_training"] = self.share_without_training
+        details["parallel_devices"] = self.parallel_devices
         return Observation(
             probe=probe,
             outcome=Outcome.MEASURED,
@@ -109,7 +112,7 @@ def machine(monkeypatch, tmp_path) -> type[Machine]:
     """The machine, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     facts = {"runs": [], "learnt": [], "slower": 1.0, "fails_with": None, "steps_had": 1, "interrupted_at": None}
-    facts["share_without_training"] = 0.0
+    facts["share_without_training"], facts["parallel_devices"] = 0.0, 1
     facts["unconfirmed_size"] = facts["size_to_confirm"] = None
     fresh = type("FreshMachine", (Machine,), facts)
     monkeypatch.setattr(module, "CommandRunner", fresh)
@@ -203,6 +206,14 @@ def test_seconds_between_steps_that_are_most_of_a_training_are_told(machine, sha
     told = [one for one in result_of(words=("--own",)).warnings if "without gradients" in one]
 
     assert [one.startswith("88% of the seconds between the steps of size ") for one in told] == [True] * is_told
+
+
+def test_devices_among_which_a_process_divides_its_batch_are_told(machine):
+    machine.parallel_devices = 2
+
+    (told,) = [one for one in result_of("explore.max=8", words=("--own",)).warnings if "DataParallel" in one]
+
+    assert told.startswith("nn.DataParallel divides each batch among 2 devices: size 8 is 4 on each")
 
 
 def test_a_command_that_fixes_its_accumulation_keeps_a_batch_at_one_size_alone(machine):

@@ -276,6 +276,12 @@ def find_batch_coupled(torch: Any) -> list[str]:
     return sorted(found)
 
 
+def count_parallel_devices(torch: Any) -> int:
+    """Return the devices among which `nn.DataParallel` divides each batch; 1 for none."""
+    found = find_objects(torch.nn.DataParallel)
+    return max((len(getattr(one, "device_ids", ())) for one in found), default=1) or 1
+
+
 def find_outermost_modules(torch: Any) -> list[Any]:
     """Return the modules that no other module holds."""
     modules = find_objects(torch.nn.Module)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .batches import UNKNOWN, count_evaluation_seconds
 from .exchange import Exchange, read_host
 from .memory import is_emulated, read_status_bytes
-from .models import read_compiler_counters
+from .models import count_parallel_devices, read_compiler_counters
 
 if TYPE_CHECKING:
     from .steps import Observer
@@ -56,6 +56,7 @@ def write_record(observer: Observer, outcome: str) -> None:
         steps=steps,
         num_passes=observer.total_passes,
         batch_coupled=observer.find_batch_coupled(),
+        parallel_devices=count_parallel_devices(torch),
         is_resumed=observer.is_resumed,
         optimizers=sorted(observer.optimizer_names),
         memory=memory,

@@ -96,6 +96,11 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     class OwnNormalization(Own):
         pass
 
+    class DataParallel(Own):
+        def __init__(self, device_ids: list[int]) -> None:
+            super().__init__()
+            self.device_ids = device_ids
+
     class Parameter(Tensor):
         pass
 
@@ -111,6 +116,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         get_num_threads=lambda: 1,
         nn=SimpleNamespace(
             Module=Own,
+            DataParallel=DataParallel,
             Parameter=Parameter,
             modules=SimpleNamespace(batchnorm=SimpleNamespace(_BatchNorm=OwnNormalization)),
         ),

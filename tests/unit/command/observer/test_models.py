@@ -9,6 +9,7 @@ import pytest
 from bexplore.command.observer.bexplore_observer.models import (
     FORWARD_CALLS,
     UnseenUpdates,
+    count_parallel_devices,
     find_batch_coupled,
     find_outermost_modules,
 )
@@ -32,6 +33,14 @@ def test_normalizations_in_training_and_losses_of_a_batch_are_coupled(fake_torch
 
     kept[0].training = False
     assert find_batch_coupled(fake_torch) == ["MyContrastiveLoss"]
+
+
+@pytest.mark.parametrize(("device_ids", "number"), [(None, 1), ([], 1), ([0], 1), ([0, 1], 2)])
+def test_the_devices_of_data_parallel_are_counted(fake_torch, device_ids, number):
+    kept = None if device_ids is None else fake_torch.nn.DataParallel(device_ids)
+
+    assert count_parallel_devices(fake_torch) == number
+    del kept
 
 
 def test_without_a_loader_a_few_calls_show_the_size(observe, model, tensor):
