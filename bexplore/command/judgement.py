@@ -252,6 +252,15 @@ class Judge:
         line = self.command.describe_by_hand(micro_batch_size, accumulation, self.learned.num_replicas or 1)
         return f"run that start by hand{line}"
 
+    def _suggest_where_it_fails(self, micro_batch_size: int, reports: Reports) -> str:
+        by_hand = self.suggest_by_hand(micro_batch_size)
+        if not any(hello.get("is_emulated") for hello in reports.hellos):
+            return by_hand
+        return (
+            "an emulated device computes no values, and a program that branches on them may fail there alone "
+            f"(docs/emulated_gpu.md); where there is a GPU, {by_hand}"
+        )
+
     # -- a start that gave no measurement
 
     def _judge_empty_epochs(self, watched: Watched, blank: Observation) -> Observation | UserProgramError:
@@ -370,7 +379,7 @@ class Judge:
             return None
         return UserProgramError(
             f"the command fails before its first batch, whatever the size: {failure.reason}",
-            hint=self.suggest_by_hand(given),
+            hint=self._suggest_where_it_fails(given, watched.watch.reports),
             traceback_text=failure.traceback_text,
         )
 
@@ -398,6 +407,13 @@ class Judge:
             return UserProgramError(
                 "the training loaded an optimizer's state before its first step: each probe would resume from it",
                 hint="leave the checkpoint out while you explore; the size holds for the resumed training too",
+            )
+        first_rank = reports.ranks[0].record
+        if first_rank["is_emulated"] and first_rank["device"] == "cpu":
+            return UserProgramError(
+                "the training ran on the CPU, and not on the emulated device",
+                hint="name the device in the command as on a machine that has it, such as --device cuda; without "
+                "--device-name the training is explored on this machine",
             )
         return self._judge_settings(reports, timing, opened, blank)
 

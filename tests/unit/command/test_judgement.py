@@ -121,6 +121,22 @@ def error(text: str, kind: str = "ValueError") -> dict:
     return {"rank": None, "where": "uncaught", "chain": [link], "traceback": text, "at_s": 1.0, "num_batches": 0}
 
 
+@pytest.mark.parametrize(("device", "is_emulated", "is_refused"), [("cpu", True, True), ("cuda:0", True, False)])
+def test_a_training_that_leaves_the_emulated_device_alone_is_refused(judge, device, is_emulated, is_refused):
+    judged = judge(watched(observed(device=device, is_emulated=is_emulated)))
+
+    assert isinstance(judged, UserProgramError) is is_refused
+    assert not is_refused or ("the training ran on the CPU" in judged.message and "--device cuda" in judged.hint)
+
+
+@pytest.mark.parametrize("is_emulated", [False, True])
+def test_a_failure_on_an_emulated_device_may_be_of_values_that_it_does_not_compute(judge, is_emulated):
+    hellos = ({"pid": 7, "host": "here", "rank": None, "is_emulated": is_emulated},)
+    broken = watched(ending=Ending.ERROR, errors=(error("no module named x", "ImportError"),), hellos=hellos)
+
+    assert ("computes no values" in judge(broken).hint) is is_emulated
+
+
 def test_an_import_that_fails_is_refused_at_once(judge):
     broken = watched(ending=Ending.ERROR, errors=(error("no module named x", "ImportError"),))
     assert isinstance(judge(broken), UserProgramError)
