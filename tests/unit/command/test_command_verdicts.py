@@ -182,6 +182,14 @@ def test_batches_of_a_number_of_tokens_are_in_proportion_within_a_sample(check, 
     assert check.check([batches_of_tokens(1030)], 2048, 1).result is CONTRADICTED
 
 
+def test_a_few_odd_batches_contradict_no_size_once_two_have_followed(check):
+    for size in (128, 4096):
+        check.check([batches_of_tokens(size)], size, 1)
+
+    assert check.check([batches_of_tokens(690)], 784, 1).result is VERIFIED  # 12 % less
+    assert check.check([batches_of_tokens(1030)], 2048, 1).result is CONTRADICTED
+
+
 def test_batches_without_a_sample_are_contradicted(check):
     assert check.check([batches_of_tokens(128)], 128, 1).result is UNCONFIRMED
 
