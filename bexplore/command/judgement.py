@@ -412,8 +412,8 @@ class Judge:
         if first_rank["is_emulated"] and first_rank["device"] == "cpu":
             return UserProgramError(
                 "the training ran on the CPU, and not on the emulated device",
-                hint="name the device in the command as on a machine that has it, such as --device cuda; without "
-                "--device-name the training is explored on this machine",
+                hint="let the command train on cuda, by its own option for the device, as on a machine that has one; "
+                "without a named device the training is explored on this machine",
             )
         return self._judge_settings(reports, timing, opened, blank)
 

@@ -411,7 +411,7 @@ def _name_larger_sizes(evidence: JobEvidence) -> str:
     """Return the way to larger sizes; empty where those that ran were not faster, or the next one does not fit."""
     if evidence.best < max(evidence.speeds) or evidence.refused:
         return ""
-    return "a larger max, or " if evidence.maximum == evidence.best else "larger sizes, or "
+    return "a larger explore.max, or " if evidence.maximum == evidence.best else "larger sizes, or "
 
 
 def _find_little_growth(evidence: JobEvidence) -> Values | None:
@@ -472,9 +472,8 @@ def _find_full_memory(evidence: JobEvidence) -> Values | None:
 @rule(
     _STEP,
     "maximum",
-    "the configuration's largest size is the limit: throughput still grows {throughput_per_doubling:.2f}x per doubling "
-    "at size {size}",
-    "a larger max",
+    "explore.max is the limit: throughput still grows {throughput_per_doubling:.2f}x per doubling at size {size}",
+    "a larger explore.max",
 )
 def _find_own_maximum(evidence: JobEvidence) -> Values | None:
     return _find_growth_at_end(evidence) if evidence.maximum == evidence.best else None

@@ -31,6 +31,7 @@ from bexplore.run.events import Finished, JobEvent, Planned, Recommended
 from bexplore.run.facts import step_time_s, verified_by
 from bexplore.run.fingerprint import describe, search_settings
 from bexplore.run.parts.batch import global_batch_sizes
+from bexplore.run.parts.program import STARTS_APART
 from bexplore.run.result import RunResult
 from bexplore.search import loop
 from bexplore.search.policy.decision import Decision, StopReason
@@ -46,9 +47,6 @@ from bexplore.units import counted, format_seconds
 
 # Largest candidate where the command has no bound: what runs out of memory ends the growth before, as a rule.
 DEFAULT_MAXIMUM = 4096
-# ln of a real step's seconds over the predicted ones, beyond which it did something else. Source:
-# benchmarks/results/command_shared_starts.json: of 90 pairs of separate starts of one size, 95 % are less apart.
-STARTS_APART = 0.20
 # Samples of a step at one size over those at another, up to which they are one global batch. Source: chosen; a batch of
 # 64 has 65 samples in 13 passes of 5, and 80 in two of 40.
 ONE_BATCH = 1.25
@@ -323,7 +321,9 @@ class CommandExploration(Exploration):
             run=run,
             num_known_probes=len(self.known),
             changes=tuple(changes),
-            device="the devices of the command",
+            device=f"an emulated {find_named_device(self.config)[1].name}"
+            if self.config.settings.device_name
+            else "the devices of the command",
             candidates=describe_candidates(self.config.candidates, minimum=self.config.minimum, maximum=self._maximum),
             max_probes=settings.max_probes,
             expected_s=None,

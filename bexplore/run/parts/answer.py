@@ -107,7 +107,7 @@ class AnswerPart:
         training = format_seconds(training_s) + ("" if self.training_samples is None else " by the file's steps")
         cost_s, times = self.next_probe_s or 0.0, self.next_probe_must_save or 1.0
         pays = times > 1.0 and cost_s < saves * training_s <= times * cost_s
-        enough = f"; by then it must save {times:g} times its cost" if pays else ""
+        enough = f"; at such a score it is run only to save {times:g} times its cost" if pays else ""
         return (
             f"{share:.1%} in expectation, {format_seconds(share * training_s)} of {training}, {at}; "
             f"another probe costs {format_seconds(cost_s)} and is expected to save {saved}{enough}"

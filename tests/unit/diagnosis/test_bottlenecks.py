@@ -68,7 +68,7 @@ def test_a_pass_that_never_takes_longer_is_launch_overhead():
     ("best", "refused", "maximum", "action"),
     [
         (8, None, None, "larger sizes, or explore.compile"),
-        (8, None, 8, "a larger max, or explore.compile"),
+        (8, None, 8, "a larger explore.max, or explore.compile"),
         (8, 16, None, "explore.compile"),  # the next one does not fit
         (4, None, None, "explore.compile"),  # the larger one that ran was slower
     ],
