@@ -413,7 +413,7 @@ class Judge:
             return UserProgramError(
                 "the training ran on the CPU, and not on the emulated device",
                 hint="let the command train on cuda, by its own option for the device, as on a machine that has one; "
-                "without a named device the training is explored on this machine",
+                "without `device_name` the training is explored on this machine",
             )
         return self._judge_settings(reports, timing, opened, blank)
 
