@@ -252,9 +252,10 @@ class Judge:
         line = self.command.describe_by_hand(micro_batch_size, accumulation, self.learned.num_replicas or 1)
         return f"run that start by hand{line}"
 
-    def _suggest_where_it_fails(self, micro_batch_size: int, reports: Reports) -> str:
+    def _suggest_where_it_fails(self, micro_batch_size: int, failure: CommandFailure, reports: Reports) -> str:
         by_hand = self.suggest_by_hand(micro_batch_size)
-        if not any(hello.get("is_emulated") for hello in reports.hellos):
+        is_emulated = any(hello.get("is_emulated") for hello in reports.hellos)
+        if not is_emulated or failure.exception_type in OF_NO_SIZE:
             return by_hand
         return (
             "an emulated device computes no values, and a program that branches on them may fail there alone "
@@ -379,7 +380,7 @@ class Judge:
             return None
         return UserProgramError(
             f"the command fails before its first batch, whatever the size: {failure.reason}",
-            hint=self._suggest_where_it_fails(given, watched.watch.reports),
+            hint=self._suggest_where_it_fails(given, failure, watched.watch.reports),
             traceback_text=failure.traceback_text,
         )
 

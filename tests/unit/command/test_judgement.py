@@ -129,12 +129,17 @@ def test_a_training_that_leaves_the_emulated_device_alone_is_refused(judge, devi
     assert not is_refused or ("the training ran on the CPU" in judged.message and "on cuda" in judged.hint)
 
 
-@pytest.mark.parametrize("is_emulated", [False, True])
-def test_a_failure_on_an_emulated_device_may_be_of_values_that_it_does_not_compute(judge, is_emulated):
+@pytest.mark.parametrize(
+    ("is_emulated", "kind", "is_told"),
+    [(False, "RuntimeError", False), (True, "RuntimeError", True), (True, "ImportError", False)],
+)
+def test_a_failure_on_an_emulated_device_may_be_of_values_that_it_does_not_compute(judge, is_emulated, kind, is_told):
     hellos = ({"pid": 7, "host": "here", "rank": None, "is_emulated": is_emulated},)
-    broken = watched(ending=Ending.ERROR, errors=(error("no module named x", "ImportError"),), hellos=hellos)
+    broken = watched(ending=Ending.ERROR, errors=(error("no such thing", kind),), hellos=hellos)
 
-    assert ("computes no values" in judge(broken).hint) is is_emulated
+    found = [judge(broken, size) for size in (1, 8)]
+
+    assert ("computes no values" in found[-1].hint) is is_told
 
 
 def test_an_import_that_fails_is_refused_at_once(judge):
