@@ -32,7 +32,17 @@ NAMES = {
     "output_dir": (
         *("hydra.run.dir", "outputdir", "outdir", "outputpath", "outputfolder", "output", "savedir", "savepath"),
         *("logdir", "checkpointdir", "checkpointsdir", "ckptdir", "defaultrootdir", "workdir", "expdir", "rundir"),
-        *("resultsdir", "resultdir", "resultpath", "resultspath", "experimentdir", "savefolder", "outf", "out"),
+        *(
+            "resultsdir",
+            "resultdir",
+            "resultpath",
+            "resultspath",
+            "experimentdir",
+            "savefolder",
+            "outf",
+            "out",
+            "checkpoints",
+        ),
     ),
 }
 # `sw`: the windows of `sliding_window_inference` of MONAI.
