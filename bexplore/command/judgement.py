@@ -574,13 +574,6 @@ def _describe_times(blank: Observation, timing: StepTiming, opened: OpenStart, *
     return times | {"start_time_s": start_s}
 
 
-def _find_share_without_training(rank: Rank) -> float:
-    """Return the share of the seconds between steps in which an evaluation ran, or a policy collected experience."""
-    steps = rank.steps[WARMUP_STEPS:]
-    seconds = steps[-1].ended_s - rank.steps[WARMUP_STEPS - 1].ended_s if steps else 0.0
-    return min(sum(step.evaluation_s for step in steps) / seconds, 1.0) if seconds > 0 else 0.0
-
-
 def _describe_details(reports: Reports, timing: StepTiming, num_replicas: int, micro_batch_size: int) -> dict[str, Any]:
     return {
         "num_ranks": len(reports.ranks),
@@ -589,7 +582,7 @@ def _describe_details(reports: Reports, timing: StepTiming, num_replicas: int, m
         "tokens_per_sample": timing.tokens_per_sample,
         "micro_batches_per_step": timing.micro_batches_per_step,
         "passes_per_step": timing.passes_per_step,
-        "share_without_training": max(map(_find_share_without_training, reports.ranks)),
+        "share_without_training": timing.share_left_out,
         "optimizers": sorted({name for rank in reports.ranks for name in rank.record["optimizers"]}),
         "peak_memory_bytes_by_rank": [rank.memory.get("peak_bytes") for rank in reports.ranks],
         "elements_per_step": [statistics.median(step.num_elements for step in rank.steps) for rank in reports.ranks],

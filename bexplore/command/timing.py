@@ -40,6 +40,8 @@ class StepTiming:
     num_steps: int  # steps that were timed; where epochs are not of full batches, their times are fewer means
     # Tokens of a sample for which the seconds are, without padding; None where steps do not show theirs
     tokens_per_sample: float | None = None
+    # Share of the seconds between steps that counts for none: of evaluations, and of a policy that collects experience
+    share_left_out: float = 0.0
 
     @property
     def step_time_s(self) -> float:
@@ -61,7 +63,9 @@ def time_rank(
     if not pairs:
         return None
     timed = [step for _, step in pairs]
-    times_s = _subtract_evaluations([step.ended_s - before.ended_s for before, step in pairs], timed)
+    whole_s = [step.ended_s - before.ended_s for before, step in pairs]
+    times_s = _subtract_evaluations(whole_s, timed)
+    share_left_out = 1.0 - sum(times_s) / sum(whole_s) if sum(whole_s) > 0 else 0.0
     updates_s = [min(step.update_s, seconds) for step, seconds in zip(timed, times_s, strict=True)]
     shared = _find_shared_batches(rank)
     if shared:
@@ -91,6 +95,7 @@ def time_rank(
         passes_per_step=statistics.median(step.num_passes for step in timed),
         num_steps=len(timed),
         tokens_per_sample=tokens_per_sample,
+        share_left_out=share_left_out,
     )
 
 

@@ -42,6 +42,13 @@ def test_the_evaluation_of_a_step_is_not_timed(evaluation_s, step_s):
     assert timing.step_times_s == pytest.approx([step_s] * 7)
 
 
+@pytest.mark.parametrize(("evaluation_s", "share"), [({}, 0.0), ({5: 65.0}, 65.0 / 65.7), ({0: 65.0}, 0.0)])
+def test_the_share_of_the_seconds_that_count_for_no_step_is_known(evaluation_s, share):
+    timing = time_rank(evaluating(0.1, evaluation_s), num_warmup=1, micro_batch_size=4)
+
+    assert timing.share_left_out == pytest.approx(share, abs=1e-6)
+
+
 def test_a_rank_that_waits_for_another_ones_evaluation_has_it_too():
     ranks = evaluating(0.1, {3: 65.0, 6: 65.0}), evaluating(0.1, {3: 65.0, 6: 65.0}, tells=False)
 
