@@ -409,8 +409,7 @@ class Judge:
                 "the training loaded an optimizer's state before its first step: each probe would resume from it",
                 hint="leave the checkpoint out while you explore; the size holds for the resumed training too",
             )
-        first_rank = reports.ranks[0].record
-        if first_rank["is_emulated"] and first_rank["device"] == "cpu":
+        if all(rank.record["is_emulated"] and rank.record["device"] == "cpu" for rank in reports.ranks):
             return UserProgramError(
                 "the training ran on the CPU, and not on the emulated device",
                 hint="let the command train on cuda, by its own option for the device, as on a machine that has one; "

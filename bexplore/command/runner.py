@@ -141,7 +141,8 @@ class CommandRunner:
             return served
         observation = self._run_alone(probe, accumulation)
         was_slow = (self._learned.first_pass_s or 0.0) > limit_s  # and was given up for that alone
-        self.shares_starts = may_serve_others or was_slow or not observation.is_measured
+        may_go_on = may_serve_others or was_slow or not observation.is_measured
+        self.shares_starts = may_go_on and not self._learned.steps_follow_size
         return observation
 
     def _run_base(self, probe: Probe) -> Observation:

@@ -88,16 +88,15 @@ class LoaderWatch:
             leaves = find_tensors(batch, observer.torch.Tensor)
             rows = read_leading_dimension(leaves)
             read = self.fetches.sets.get(key) or self.fetches.begin(key)
-            is_evaluation = self.fetches.turn.is_off or not key[1]
             if self._reads_lists:
-                rows = self._find_listed_rows(rows, read, is_evaluation)
+                rows = self._find_listed_rows(rows, read, has_gradients=key[1])
             num_elements = leaves[0].numel() if len(leaves) == 1 else sum([leaf.numel() for leaf in leaves])
             rows, num_tokens = UNKNOWN if rows is None else rows, self._count_tokens(batch, leaves)
             # What is fetched between an update and the next pass is of the next step.
             read.micro_batches.extend((observer.number_of_step(), rows, num_elements, num_tokens))
             if key[1]:
                 self.note_digest(leaves)
-            if is_evaluation:
+            if self.fetches.turn.is_off or not key[1]:  # of an evaluation
                 observer.exchange.num_signs += 1
                 observer.exchange.give_sign()
             else:
@@ -164,7 +163,7 @@ class LoaderWatch:
         """Return the samples of an epoch; None if unknown."""
         return self.fetches.find_num_samples() or self._num_samples
 
-    def _find_listed_rows(self, rows: int | None, read: ReadSet, is_evaluation: bool) -> int | None:
+    def _find_listed_rows(self, rows: int | None, read: ReadSet, *, has_gradients: bool) -> int | None:
         """Return the samples of a batch by the list that it was loaded for, where its tensors do not show them.
 
         Graphs, images of several sizes and the like have no dimension of samples. Where tensors have one, the lists are
@@ -173,7 +172,7 @@ class LoaderWatch:
         listed, size = self.lists.length, self._observer.size
         if listed is not None:
             read.lists[listed] = read.lists.get(listed, 0) + 1
-        if self._observer.total_passes and not is_evaluation:  # which may come first, and has samples of its own
+        if self._observer.total_passes and has_gradients:  # an evaluation may come first, of samples of its own
             self._num_shown = self._num_shown + 1 if rows == size else 0
         if listed is not None and (rows is None or listed == size):
             rows = listed
