@@ -72,6 +72,7 @@ class Arrived:
     # Elements of all calls of the model that took parts of a micro-batch, likewise; 0 where a loader shows the batch
     parts_per_sample: float = 0.0
     mean_rows: float = math.inf  # mean of the leading dimension
+    has_rows_of_size: bool = True  # whether what arrived, or what reached the model, had as many rows as the size
     # The larger size that the start was given, from whose lists of samples the batches were cut, which shows nothing of
     # this size; 0 for a start of this size
     cut_from: int = 0
@@ -134,6 +135,8 @@ class SizeCheck:
         if not cut_from:
             self.given[size] = usual
         num_elements, elements_error = _count_elements_per_micro_batch(rank)
+        of_model = {count for count, _ in rank.forward_rows}
+        is_whole_step = usual == size * accumulation and _count_passes_per_fetch(rank) == accumulation
         arrived = Arrived(
             cut_from=cut_from,
             rows=usual,
@@ -141,17 +144,16 @@ class SizeCheck:
             elements_error=elements_error,
             parts_per_sample=statistics.median(rank.elements_of_parts or [0]) / size,
             mean_rows=sum(one * count for one, count in rows.items()) / sum(rows.values()),
+            has_rows_of_size=usual == size or size in of_model or is_whole_step,
             fetches_per_pass=_count_fetches_per_pass(rank) * rows.get(size, 0) / sum(rows.values()),
         )
         if self._drops(size, arrived):
             why = f"{arrived.fetches_per_pass:.1f} micro-batches of {size} arrived for each that was trained"
             return _contradict(why, "let a batch that runs out of memory end the training", is_of_this_size=True)
-        of_model = {count for count, _ in rank.forward_rows}
-        is_whole_step = usual == size * accumulation and _count_passes_per_fetch(rank) == accumulation
         # Batches of lists of samples that are as long as the batches are not packed; several ranks may share a list.
         is_packed = not (is_alone and _find_usual_list(rank) == usual)
         is_in_proportion = is_packed and self._is_in_proportion(size, arrived)
-        if usual == size or size in of_model or is_whole_step:
+        if arrived.has_rows_of_size:
             if self.unconfirmed not in (None, size) and not is_in_proportion:
                 return self._explain_arrival(self.arrived[self.unconfirmed].rows, self.unconfirmed)
             self.unconfirmed = None

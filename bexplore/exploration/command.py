@@ -192,7 +192,7 @@ class CommandExploration(Exploration):
             verified_step_time_s=real_step_s,
         )
         size = None if best is None else best.micro_batch_size
-        for describe_answer in (describe_share_without_training, describe_parallel_devices):
+        for describe_answer in (describe_share_without_training, describe_parallel_devices, describe_rows):
             result = _warned(result, describe_answer(run.journal.read(), size))
         result = _warned(result, "" if self._command.sets_accumulation else describe_steps(run.journal.read(), size))
         return end.result(_with_last_batches(result, run.journal.read()))
@@ -491,6 +491,20 @@ def describe_parallel_devices(observations: Sequence[Observation], answer: int |
     return (
         f"nn.DataParallel divides each batch among {number} devices: size {answer} is {math.ceil(answer / number)} on "
         "each, and memory is that of one of them; a process for each device (torchrun) is faster as a rule"
+    )
+
+
+def describe_rows(observations: Sequence[Observation], answer: int | None) -> str:
+    """Return that batches have several rows for each of their size; empty where they do not, or do so at one size."""
+    seen = {one.micro_batch_size: one.details["arrived"] for one in observations if one.details.get("arrived")}
+    rows = {size: arrived["rows"] for size, arrived in seen.items() if not arrived["has_rows_of_size"]}
+    ratios = {number / size for size, number in rows.items()}
+    ratio = min(ratios, default=1)
+    if answer not in rows or len(rows) == 1 or len(ratios) > 1 or ratio < 2 or ratio % 1:
+        return ""
+    return (
+        f"batches have {ratio:.0f} rows for each of their size ({rows[answer]} at size {answer}): where each row is a "
+        f"sample, the batch sizes and samples/s here are to be taken {ratio:.0f} times"
     )
 
 

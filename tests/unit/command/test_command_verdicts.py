@@ -165,6 +165,15 @@ def test_parts_of_a_batch_that_ignores_the_size_are_contradicted(check):
     assert check.check([rendered(64)], 128, 1).result is CONTRADICTED
 
 
+@pytest.mark.parametrize(("rows_per_size", "has_rows"), [(1, True), (4, False)])
+def test_what_arrived_tells_whether_a_batch_has_a_row_for_each_of_its_size(check, rows_per_size, has_rows):
+    for size in (4, 16):
+        rows = rows_per_size * size
+        check.check([dataclasses.replace(called_with(rows, [1]), forward_rows=((rows, 10 * rows),) * 4)], size, 1)
+
+    assert [seen.has_rows_of_size for seen in check.arrived.values()] == [has_rows] * 2
+
+
 def batches_of_tokens(num_tokens: int, *, is_short: bool = False, length: int = 25) -> Rank:
     """Return a rank whose batches end with the sample that reaches so many tokens; each third ends a short epoch."""
     rows = -(-num_tokens // length)
