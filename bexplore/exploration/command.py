@@ -357,6 +357,7 @@ class CommandExploration(Exploration):
         yield "for the sizes of the search", max_probes
         if self.config.sizes_per_start > 1:
             yield "for sizes that fail in a start that they share", max_probes
+            yield "for the answer alone", 1
             if self._command.sets_accumulation:
                 yield "to check that the command follows its size", 1
         keeping = find_sizes_that_keep(self.config, self._candidates)

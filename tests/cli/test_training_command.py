@@ -39,10 +39,10 @@ def test_a_dry_run_says_how_often_the_command_is_started_and_what_each_start_doe
     assert done.exception is None
     lines = done.stderr.splitlines()
     assert lines[-5:] == [
-        f"starts `{shown}` up to 36 times, and ends each after its last observed step",
-        "that is 16 for the sizes of the search, 16 for sizes that fail in a start that they share, 1 to check that "
-        "the command follows its size, 2 for a size that keeps the global batch size, 1 with the accumulation of your "
-        "training",
+        f"starts `{shown}` up to 37 times, and ends each after its last observed step",
+        "that is 16 for the sizes of the search, 16 for sizes that fail in a start that they share, 1 for the answer "
+        "alone, 1 to check that the command follows its size, 2 for a size that keeps the global batch size, 1 with "
+        "the accumulation of your training",
         "a start serves up to 8 sizes, where its batches can be cut to them; the winner runs in a start of its own",
         "what a start writes to {output_dir} is removed after it; trackers are switched off",
         "each start accumulates 2 micro-batches a step; passes are ranked",

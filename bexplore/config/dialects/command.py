@@ -91,7 +91,7 @@ def load(
         writes_are_fine=settings.writes_are_fine,
         is_typed=bool(document.position(("explore", "command")).override),
     )
-    if settings.command is not None and numbers.num_replicas is None:
+    if argv and numbers.num_replicas is None:
         command, numbers = _assume_replicas(problems, command, numbers, replica_batch_size)
     request = _read_request(problems, own, command.file)
     if request.is_search:
@@ -492,11 +492,4 @@ def _check_command(problems: Problems, command: Command, own: FamilyFile | None)
             place,
             "the command does not take {output_dir}, so each start may write over your checkpoints and logs",
             "write {output_dir} where the command takes its output folder, or consent: `writes_are_fine=True`",
-        )
-    is_usual = own is not None and document.get(("explore", "command")) is None
-    if own is not None and is_usual and "global_batch_size" in used and command.num_replicas is None:
-        problems.error(
-            own.places.get("global_batch_size", own.size_path),
-            "the global batch size needs the number of replicas, which is not given",
-            "give `replicas=N`, or replicas: N in the section explore",
         )

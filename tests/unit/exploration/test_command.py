@@ -462,8 +462,9 @@ def test_the_earlier_answer_stands_until_a_search_that_goes_on_has_another(machi
             (),
             "",
             (),
-            10,
-            "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share",
+            11,
+            "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share, 1 for the answer "
+            "alone",
         ),
         (
             ("explore.sizes_per_start=1",),
@@ -476,10 +477,10 @@ def test_the_earlier_answer_stands_until_a_search_that_goes_on_has_another(machi
             ("explore.global_batch_size=64",),
             "gradient_accumulation_steps: 8",
             (),
-            14,
-            "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share, 1 to check that "
-            "the command follows its size, 2 for a size that keeps the global batch size, 1 with the accumulation of "
-            "your training",
+            15,
+            "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share, 1 for the answer "
+            "alone, 1 to check that the command follows its size, 2 for a size that keeps the global batch size, 1 "
+            "with the accumulation of your training",
         ),
         (("explore.sizes_per_start=1",), "", ("--gradient_accumulation_steps=8",), 5, ""),
         (("explore.sizes_per_start=1",), "gradient_accumulation_steps: 2", (), 5, ""),

@@ -180,15 +180,29 @@ def test_a_word_at_another_key_is_the_typed_commands_and_else_an_error(tmp_path)
         load_config(written(tmp_path, text))
 
 
-def test_a_derived_accumulation_needs_the_replicas_of_the_usual_command(tmp_path):
-    text = "base_model: m\ndatasets: []\nsequence_len: 8\nmicro_batch_size: explore\nbatch_size: 64\n"
+@pytest.mark.parametrize(
+    ("text", "num_replicas", "told"),
+    [
+        (
+            "base_model: m\ndatasets: []\nsequence_len: 8\nmicro_batch_size: explore\nbatch_size: 64\n",
+            None,
+            "1 is assumed",
+        ),
+        (
+            "model: {d_model: 8}\nglobal_train_batch_size: 64\ndevice_train_microbatch_size: explore\n",
+            1,
+            "1, as the comma",
+        ),
+    ],
+    ids=["a program that starts its own processes", "a launcher"],
+)
+def test_numbers_that_depend_on_replicas_not_given_are_for_those_that_a_command_starts(
+    tmp_path, text, num_replicas, told
+):
+    typed, usual = loaded(tmp_path, text), load_config(written(tmp_path, text))
 
-    typed = loaded(tmp_path, text)
-
-    assert (typed.num_replicas, "1 is assumed" in typed.warnings[0]) == (1, True)
-    with pytest.raises(UserInputError, match="needs the number of replicas") as raised:
-        load_config(written(tmp_path, text))
-    assert "`replicas=N`" in raised.value.hint
+    assert "1 is assumed" in typed.warnings[0]
+    assert (usual.command.num_replicas, told in usual.warnings[0]) == (num_replicas, True)
 
 
 # Copies
