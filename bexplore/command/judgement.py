@@ -409,6 +409,9 @@ class Judge:
                 "the training loaded an optimizer's state before its first step: each probe would resume from it",
                 hint="leave the checkpoint out while you explore; the size holds for the resumed training too",
             )
+        risen = max(rank.record.get("risen_accumulation") or 0 for rank in reports.ranks)
+        if risen and not self.command.sets_accumulation:
+            timing = timing.with_micro_batches(risen)
         if all(rank.record["is_emulated"] and rank.record["device"] == "cpu" for rank in reports.ranks):
             return UserProgramError(
                 "the training ran on the CPU, and not on the emulated device",
@@ -469,6 +472,7 @@ class Judge:
                 *list_notes(reports),
                 *self._note_longest(reports),
                 *_note_lengths(reports, timing),
+                *_note_risen(reports),
             ),
             **_describe_times(blank, timing, opened, whole_steps=not self.command.sets_accumulation),
             **describe_memory(reports, needs_least=opened.needs_least),
@@ -522,6 +526,15 @@ def _note_lengths(reports: Reports, timing: StepTiming) -> Iterator[str]:
                 "or let batches hold an attention_mask or their lengths"
             )
             return
+
+
+def _note_risen(reports: Reports) -> Iterator[str]:
+    """Yield that steps were observed in a warmup of the accumulation."""
+    if any(rank.record.get("risen_accumulation") for rank in reports.ranks):
+        yield (
+            "the command's accumulation rises in a warmup, in which its steps were observed: a step is told with the "
+            "micro-batches that it has afterwards, from passes and updates that were timed apart"
+        )
 
 
 def refuse(finding: Finding) -> UserProgramError:

@@ -48,6 +48,16 @@ class StepTiming:
         """Median seconds of a step."""
         return statistics.median(self.step_times_s)
 
+    def with_micro_batches(self, number: int) -> StepTiming:
+        """Return the timing of steps of so many micro-batches, from passes and updates that were timed apart."""
+        parts = zip(self.pass_times_s, self.update_times_s, strict=True)
+        return replace(
+            self,
+            step_times_s=tuple(number * pass_s + update_s for pass_s, update_s in parts),
+            micro_batches_per_step=float(number),
+            passes_per_step=float(number),
+        )
+
 
 def time_rank(
     rank: Rank, *, num_warmup: int, micro_batch_size: int, tokens_per_sample: float | None = None

@@ -195,6 +195,39 @@ def test_a_start_is_shared_only_where_steps_do_not_follow_the_size(tmp_path, bat
     assert runner.shares_starts is is_shared
 
 
+RISING = """
+import sys
+import torch
+
+batch_size, nbs, nw, last, accumulate = int(sys.argv[1]), 64, 1000, -1, 1
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+loader = torch.utils.data.DataLoader(torch.randn(65536, 4), batch_size, shuffle=True)
+for ni, batch in enumerate(loader):
+    if ni <= nw:
+        accumulate = max(1, round(1 + (nbs / batch_size - 1) * ni / nw))
+    model(batch).square().mean().backward()
+    if ni - last >= accumulate:
+        optimizer.step()
+        optimizer.zero_grad()
+        last = ni
+"""
+
+
+def test_steps_in_a_warmup_of_the_accumulation_are_told_as_those_behind_it(tmp_path):
+    (tmp_path / "train.py").write_text(RISING)
+    runner = runner_of((sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"), tmp_path)
+    try:
+        base = runner(search_probe_of(1, purpose=Purpose.BASE))
+        further = runner(search_probe_of(16, number=1))
+    finally:
+        runner.close()
+
+    assert [one.details["micro_batches_per_step"] for one in (base, further)] == [64, 4]
+    assert not runner.shares_starts
+    assert all("rises in a warmup" in one.warnings[-1] for one in (base, further))
+
+
 @pytest.mark.parametrize(
     "step",
     [

@@ -42,6 +42,15 @@ def test_the_evaluation_of_a_step_is_not_timed(evaluation_s, step_s):
     assert timing.step_times_s == pytest.approx([step_s] * 7)
 
 
+def test_steps_of_more_micro_batches_are_reckoned_from_passes_and_updates():
+    timing = time_rank(rank(seconds=1.0, passes=2, update_s=0.2), num_warmup=1, micro_batch_size=4)
+
+    more = timing.with_micro_batches(10)
+
+    assert (more.micro_batches_per_step, more.passes_per_step) == (10, 10)
+    assert more.step_times_s == pytest.approx([10 * 0.4 + 0.2] * 7) and more.pass_times_s == timing.pass_times_s
+
+
 @pytest.mark.parametrize(("evaluation_s", "share"), [({}, 0.0), ({5: 65.0}, 65.0 / 65.7), ({0: 65.0}, 0.0)])
 def test_the_share_of_the_seconds_that_count_for_no_step_is_known(evaluation_s, share):
     timing = time_rank(evaluating(0.1, evaluation_s), num_warmup=1, micro_batch_size=4)
