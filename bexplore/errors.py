@@ -7,6 +7,7 @@ Any other exception is a bug, of bexplore or of the user's own code, and keeps i
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 WITHOUT_TRACE = "Steps at small sizes are measured instead of a trace."  # a hint
 
 _MOST_LISTED = 30  # names in a hint
+_MOST_OF_SOURCE = 200  # characters of a line of source. Source: above the usual limits of style guides
+_FRAME = re.compile(r'  File ".*", line \d+')
 _LONGEST_LINE = 1_000  # characters of a message; the longest of our own, with a list of names, have 700
 
 
@@ -111,6 +114,14 @@ def first_line(message: BaseException | str | None) -> str:
     """Return the first line of a message that is not empty, at most 300 characters; the type of an empty exception."""
     name = type(message).__name__ if isinstance(message, BaseException) else ""
     return shorten(next((line.strip() for line in str(message or "").splitlines() if line.strip()), name), 300)
+
+
+def find_failing_line(traceback_text: str) -> str:
+    """Return the source of the last frame of a traceback, at most 200 characters; empty where it shows none."""
+    lines = traceback_text.splitlines()
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    below = lines[frames[-1] + 1 :][:1] if frames else []
+    return next((line.strip()[:_MOST_OF_SOURCE] for line in below if line.startswith("    ")), "")
 
 
 def close_match(word: object, known: Iterable[object], cutoff: float = 0.6) -> str | None:

@@ -25,7 +25,7 @@ from bexplore.engine.protocol.failures import (
     signal_of_loader,
     without_logs,
 )
-from bexplore.errors import shorten
+from bexplore.errors import find_failing_line, shorten
 from bexplore.measurement.probe import Outcome
 
 _LOST = "the other ranks lost their connection to it"
@@ -42,6 +42,8 @@ _INTERRUPTED = re.compile(r"^(?:\[?rank\d+\]?:\s*)?KeyboardInterrupt\b", re.MULT
 # The error of a program that parses its arguments: argparse, jsonargparse, click and fire write it so, some of them
 # with a usage below. A measured error ("error: 0.12") is none, nor is what a launcher says of the program.
 _USAGE_ERROR = re.compile(r"^(?!srun:)(?:\S+: )?error: (?![\d.+-]+\b)", re.IGNORECASE)
+_FETCH = "torch/utils/data/_utils/fetch.py"
+_IS_BARE = re.compile(r"^[\w.]+$")  # an exception without a message
 # The line of a traceback that names the exception, behind its frames, which are indented.
 _RAISED = re.compile(r"^(?P<type>[\w.]+)(?:: ?(?P<message>.*))?$", re.DOTALL)
 
@@ -81,7 +83,7 @@ def find_reported_failure(errors: Sequence[Mapping[str, Any]]) -> CommandFailure
             traceback_text=error["traceback"],
         )
     error = next((error for error in errors if not _is_consequence(error)), errors[0])
-    text, where = _describe_link(error["chain"][0]), _describe_rank(error)
+    text, where = _describe_link(error["chain"][0], error["traceback"]), _describe_rank(error)
     in_compiler = any(one["module"].startswith(COMPILER_MODULES) for one in error["chain"])
     return CommandFailure(
         outcome=Outcome.COMPILE_FAILED if in_compiler else Outcome.CRASHED,
@@ -91,6 +93,15 @@ def find_reported_failure(errors: Sequence[Mapping[str, Any]]) -> CommandFailure
         is_early=error.get("num_batches") == 0,
         exception_type=error["chain"][0]["type"],
     )
+
+
+def fails_at_a_sample(traceback_text: str) -> bool:
+    """Return whether a loader failed where it takes a sample of the data set, and not where it makes a batch of them.
+
+    Source: `fetch` in torch/utils/data/_utils/fetch.py.
+    """
+    _, is_of_loader, below = traceback_text.rpartition(_FETCH)
+    return bool(is_of_loader) and "collate" not in below
 
 
 def find_lost_rank(log: str, reports: Reports) -> CommandFailure | None:
@@ -197,8 +208,9 @@ def _find_refusal(error: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | N
     return None
 
 
-def _describe_link(link: Mapping[str, Any]) -> str:
-    return f"{link['type']}: {_read_first_line(link['message'])}"
+def _describe_link(link: Mapping[str, Any], traceback_text: str = "") -> str:
+    """Return an exception in a line; one without a message by the line of source that raised it."""
+    return f"{link['type']}: {_read_first_line(link['message']) or find_failing_line(traceback_text) or 'no message'}"
 
 
 def _describe_rank(error: Mapping[str, Any]) -> str:
@@ -216,7 +228,9 @@ def _cut_last_traceback(log: str) -> str:
 def _read_error(trace: str, log: str) -> str:
     """Return the line that says why a program ended: its exception's, that of its arguments, else its last one."""
     if trace:
-        return _find_exception(trace) or last_line(trace)
+        found = _find_exception(trace) or last_line(trace)
+        source = find_failing_line(trace) if _IS_BARE.match(found) else ""
+        return f"{found}: {source}" if source else found
     refused = [line for line in without_logs(log) if _USAGE_ERROR.match(line)]
     return refused[-1].strip() if refused else last_line(log)
 
@@ -237,4 +251,4 @@ def _is_raised_by_launcher(trace: str) -> bool:
 
 
 def _read_first_line(message: str) -> str:
-    return next((line.strip() for line in without_logs(message) if line.strip()), "no message")
+    return next((line.strip() for line in without_logs(message) if line.strip()), "")

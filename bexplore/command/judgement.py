@@ -146,6 +146,7 @@ class Learned:
     # By size that a start was given, how it failed before its first batch
     early: dict[int, str] = field(default_factory=dict)
     fails_early: bool = False  # whether the command fails so at any size
+    is_emulated: bool = False  # whether its starts use an emulated device
     # Of each rank of the last start that trained, what it asked an emulated device to do in a step; empty elsewhere
     kernels: tuple[Mapping[str, Any], ...] = ()
 
@@ -211,6 +212,7 @@ class Judge:
 
     def judge(self, watched: Watched, blank: Observation) -> Observation | UserProgramError:
         """Return what a start shows: its blank observation filled in, or an error where no start shows anything."""
+        self.learned.is_emulated |= any(hello.get("is_emulated") for hello in watched.watch.reports.hellos)
         if watched.suspended_s:
             return replace(blank, reason=SUSPENDED, details={"ended_by": signal.SIGSTOP.name})
         if watched.ending is Ending.NO_BATCH:
@@ -247,20 +249,19 @@ class Judge:
             )
 
     def suggest_by_hand(self, micro_batch_size: int) -> str:
-        """Return what to type to run a start by hand."""
-        accumulation = PROBING_ACCUMULATION if self.command.sets_accumulation else 1
-        line = self.command.describe_by_hand(micro_batch_size, accumulation, self.learned.num_replicas or 1)
-        return f"run that start by hand{line}"
-
-    def _suggest_where_it_fails(self, micro_batch_size: int, failure: CommandFailure, reports: Reports) -> str:
-        by_hand = self.suggest_by_hand(micro_batch_size)
-        is_emulated = any(hello.get("is_emulated") for hello in reports.hellos)
-        if not is_emulated or failure.exception_type in OF_NO_SIZE:
+        """Return what to type to see why a start fails."""
+        by_hand = self._suggest_start(micro_batch_size)
+        if not self.learned.is_emulated:
             return by_hand
         return (
             "an emulated device computes no values, and a program that branches on them may fail there alone "
             f"(docs/emulated_gpu.md); where there is a GPU, {by_hand}"
         )
+
+    def _suggest_start(self, micro_batch_size: int) -> str:
+        accumulation = PROBING_ACCUMULATION if self.command.sets_accumulation else 1
+        line = self.command.describe_by_hand(micro_batch_size, accumulation, self.learned.num_replicas or 1)
+        return f"run that start by hand{line}"
 
     # -- a start that gave no measurement
 
@@ -380,7 +381,7 @@ class Judge:
             return None
         return UserProgramError(
             f"the command fails before its first batch, whatever the size: {failure.reason}",
-            hint=self._suggest_where_it_fails(given, failure, watched.watch.reports),
+            hint=(self._suggest_start if failure.exception_type in OF_NO_SIZE else self.suggest_by_hand)(given),
             traceback_text=failure.traceback_text,
         )
 

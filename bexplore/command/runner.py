@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bexplore.command import watch as watching
+from bexplore.command.failures import fails_at_a_sample
 from bexplore.command.judgement import (
     MAX_TIMED_STEPS,
     PROBING_ACCUMULATION,
@@ -167,6 +168,18 @@ class CommandRunner:
         self.close()
         if probe.compilation is Compilation.SHARED:
             probe = replace(probe, compilation=Compilation.EXACT)
+        observation = self._start_alone(probe, accumulation)
+        is_of_sample = observation.outcome is Outcome.CRASHED and fails_at_a_sample(observation.traceback_text)
+        if is_of_sample and self._learned.sizes.arrived:  # by chance: another start may not meet it
+            again = self._start_alone(probe, accumulation)
+            told = f"a start failed at a sample of the data set, and was repeated: {observation.reason}"
+            observation = replace(again, warnings=(told, *again.warnings)) if again.is_measured else again
+        self._learned.limit_samples(observation.max_samples)
+        if observation.outcome is Outcome.OUT_OF_MEMORY:
+            self._learned.note_out_of_memory(probe.micro_batch_size)
+        return observation
+
+    def _start_alone(self, probe: Probe, accumulation: int | None) -> Observation:
         for _ in range(MOST_TRIES):
             opened = self._open(probe, accumulation)
             try:
@@ -178,9 +191,6 @@ class CommandRunner:
         observation = self._judge_start(watched, probe)
         if isinstance(observation, UserProgramError):
             raise observation
-        self._learned.limit_samples(observation.max_samples)
-        if observation.outcome is Outcome.OUT_OF_MEMORY:
-            self._learned.note_out_of_memory(probe.micro_batch_size)
         return observation
 
     def close(self) -> None:

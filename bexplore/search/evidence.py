@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bexplore.errors import find_failing_line
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Purpose, needed_bytes
 
 # Shares of CPU contention below which a machine counts as quiet: of the processors, and of a pass. Source: a quiet
@@ -20,8 +20,6 @@ CONTENTION_INTERLEAVED = 0.25
 # is worth nothing (`GAP_SCALE`); benchmarks/results/sensitivity.md.
 HIDDEN_SD = 0.1
 MOST_SCHEDULER_WAIT = 0.99  # share of a pass. Source: keeps a logarithm finite
-MOST_CHARACTERS = 200  # of a line of source. Source: above the usual limits of style guides
-_FRAME = re.compile(r'  File ".*", line \d+')
 ROUNDING = 1e-6  # Source: above the rounding error of a whole number of timings
 
 
@@ -106,7 +104,7 @@ class Evidence:
             micro_batch_size=size,
             outcome=observation.outcome,
             reason=observation.reason,
-            failing_line=_failing_line(observation.traceback_text),
+            failing_line=find_failing_line(observation.traceback_text),
             log_throughput=own.log_throughput(size) if is_measured else math.nan,
             log_throughput_se=own.log_se,
             interleaved=tuple(
@@ -147,14 +145,6 @@ def without_first_signals(evidence: Sequence[Evidence]) -> list[Evidence]:
         else:
             kept.append(item)
     return kept
-
-
-def _failing_line(traceback_text: str) -> str:
-    """Return the source of the last frame of a traceback; empty where it shows none."""
-    lines = traceback_text.splitlines()
-    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
-    below = lines[frames[-1] + 1 :][:1] if frames else []
-    return next((line.strip()[:MOST_CHARACTERS] for line in below if line.startswith("    ")), "")
 
 
 def _contention_sd(background_cpu_share: float | None, scheduler_wait_fraction: float | None) -> float:

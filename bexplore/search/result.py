@@ -295,7 +295,7 @@ def _broken_program(
         f"the program fails at every micro-batch size tried ({sizes}){but}: {(crash or failed[-1]).reason}",
         hint=f"by its errors it runs at {runs_at}: widen explore.max, or list such sizes in explore.candidates"
         if runs_at
-        else run_alone(failed[0].micro_batch_size),
+        else run_alone((crash or failed[0]).micro_batch_size),
         traceback_text=crash.traceback_text if crash else "",
     )
 

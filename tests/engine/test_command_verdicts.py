@@ -195,6 +195,42 @@ def test_a_start_is_shared_only_where_steps_do_not_follow_the_size(tmp_path, bat
     assert runner.shares_starts is is_shared
 
 
+ODD_SAMPLE = """
+import os
+import sys
+import torch
+
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, place):
+        if size == 8 and place == 3 and not os.path.exists("tried"):
+            open("tried", "w").close()
+            raise ValueError("bits must be between or equal to 1 and 8")
+        return torch.ones(4)
+
+size = int(sys.argv[1])
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for epoch in range(100000):
+    for batch in torch.utils.data.DataLoader(Pictures(), size):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_start_that_fails_at_a_sample_by_chance_is_repeated(tmp_path):
+    (tmp_path / "train.py").write_text(ODD_SAMPLE)
+    runner = runner_of((sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"), tmp_path)
+
+    first, second = (runner.run(search_probe_of(size, number=number), None) for number, size in enumerate((4, 8)))
+
+    assert first.is_measured and second.is_measured and num_starts(tmp_path) == 3
+    assert second.warnings[0].endswith("ValueError: bits must be between or equal to 1 and 8")
+
+
 RISING = """
 import sys
 import torch

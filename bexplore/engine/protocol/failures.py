@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bexplore.errors import EngineError, UnusableSizeError, first_line
+from bexplore.errors import EngineError, UnusableSizeError, find_failing_line, first_line
 from bexplore.host.causes import find_cause, find_place, join_explanation, list_causes
 from bexplore.measurement.probe import Outcome
 
@@ -499,13 +499,15 @@ def telling_line(error: BaseException) -> str:
     """Return the line of an exception's message that says what went wrong: the first.
 
     Where the message holds the traceback of another process or thread, that one's. A line that ends with a colon
-    (`backend='inductor' raised:`) takes the next one along.
+    (`backend='inductor' raised:`) takes the next one along. Without a message it is the line of source that raised.
     """
     message = find_inner_error(str(error)).removeprefix(f"{type(error).__name__}: ") or str(error)
     lines = join_explanation([line.strip() for line in without_logs(message) if line.strip()])
     if len(lines) > 1 and lines[0].endswith(":"):
         lines[0] = f"{lines[0]} {lines[1]}"
-    return first_line(lines[0] if lines else type(error).__name__)
+    if not lines:  # a bare assertion says by its source alone what does not hold
+        lines = [find_failing_line("".join(traceback.format_exception(error))) or type(error).__name__]
+    return first_line(lines[0])
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bexplore.command.failures import describe_end, find_lost_rank, find_reported_failure
+from bexplore.command.failures import describe_end, fails_at_a_sample, find_lost_rank, find_reported_failure
 from bexplore.command.observer.bexplore_observer.reports import describe
 from bexplore.command.reports import Reports
 from bexplore.engine.protocol.failures import describe_exit, last_line, telling_line
@@ -111,6 +111,47 @@ def test_an_error_that_was_raised_anew_may_have_a_long_traceback(how):
     failure = find_reported_failure([error(kind, "", rank=None) | {"chain": [describe(raised)]}])
 
     assert failure.reason == "ValueError: the picture is broken"
+
+
+BARE = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    main()
+  File "moco.py", line 62, in enqueue
+    assert self.K % size == 0
+AssertionError
+"""
+
+
+def test_an_exception_without_a_message_is_told_by_the_line_of_source_that_raised_it():
+    reported = find_reported_failure([error("AssertionError", "") | {"traceback": BARE}])
+
+    assert reported.reason == "AssertionError: assert self.K % size == 0 on rank 0"
+    assert find_reported_failure([error("AssertionError", "")]).reason == "AssertionError: no message on rank 0"
+    assert ended(f"step 1\n{BARE}")[1].endswith("AssertionError: assert self.K % size == 0")
+    try:
+        raise AssertionError
+    except AssertionError as bare:
+        assert telling_line(bare) == "raise AssertionError"
+
+
+FETCHED = """Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/torch/utils/data/_utils/fetch.py", line {}
+ValueError: bits must be between or equal to 1 and 8
+"""
+
+
+@pytest.mark.parametrize(
+    ("traceback_text", "is_of_sample"),
+    [
+        (FETCHED.format("54, in fetch\n    data = [self.dataset[idx] for idx in possibly_batched_index]"), True),
+        (FETCHED.format("57, in fetch\n    return self.collate_fn(data)"), False),
+        (BARE, False),
+    ],
+    ids=["a sample", "a batch", "the program"],
+)
+def test_a_sample_that_a_loader_cannot_take_is_told_from_a_batch_that_it_cannot_make(traceback_text, is_of_sample):
+    assert fails_at_a_sample(traceback_text) is is_of_sample
 
 
 def test_memory_that_another_process_was_refused_is_out_of_memory():

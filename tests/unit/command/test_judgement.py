@@ -142,6 +142,16 @@ def test_a_failure_on_an_emulated_device_may_be_of_values_that_it_does_not_compu
     assert ("computes no values" in found[-1].hint) is is_told
 
 
+def test_what_to_type_after_failures_on_an_emulated_device_says_that_it_computes_no_values(judge, learned):
+    advice = Judge(command=Command(argv=("train", "{micro_batch_size}")), candidates=(4,), learned=learned)
+    assert "computes no values" not in advice.suggest_by_hand(4)
+
+    judge(watched(observed(is_emulated=True), hellos=({"pid": 7, "rank": None, "is_emulated": True},)))
+
+    told = advice.suggest_by_hand(4)
+    assert "computes no values" in told and "run that start by hand" in told
+
+
 def test_an_import_that_fails_is_refused_at_once(judge):
     broken = watched(ending=Ending.ERROR, errors=(error("no module named x", "ImportError"),))
     assert isinstance(judge(broken), UserProgramError)
