@@ -231,6 +231,35 @@ def test_a_start_that_fails_at_a_sample_by_chance_is_repeated(tmp_path):
     assert second.warnings[0].endswith("ValueError: bits must be between or equal to 1 and 8")
 
 
+EVALUATING = """
+import sys
+import torch
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+loader = torch.utils.data.DataLoader(torch.randn(64, 4), int(sys.argv[1]), shuffle=True)
+while True:
+    for batch in loader:
+        model(batch).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    for batch in loader:
+        with torch.no_grad():
+            model(batch)
+"""
+
+
+@pytest.mark.parametrize("size", [2, 8, 32])
+def test_an_evaluation_of_the_training_s_own_loader_makes_no_micro_batches(tmp_path, size):
+    (tmp_path / "train.py").write_text(EVALUATING)
+    runner = runner_of((sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"), tmp_path)
+
+    found = runner.run(search_probe_of(size), None)
+
+    assert (found.details["micro_batches_per_step"], found.details["passes_per_step"]) == (1, 1)
+
+
 RISING = """
 import sys
 import torch

@@ -67,6 +67,8 @@ class Fetches:
         self.reading: Key = None
         self.turn = Turn(None, 0.0, 0)
         self._turns: list[Turn] = []
+        self.is_off = False  # whether gradients were switched off since the last batch was returned
+        self.evaluated: list[Span] = []  # from the reading of a batch of the training's set on, to what came after it
 
     def turn_to(self, key: Key, num_passes: int) -> None:
         """Note that another data set is read from now on."""
@@ -74,9 +76,9 @@ class Fetches:
         self._turns.append(self.turn)
 
     def find_evaluations(self) -> list[Span]:
-        """Return when each began and ended: what is read between two passes and is not of the training."""
+        """Return when each began and ended: what is read between two passes and is not trained with."""
         training = self._find_training()
-        found: list[Span] = []
+        found = list(self.evaluated)
         began: tuple[float, int] | None = None
         for turn in self._turns:
             if turn.key not in training:
@@ -91,6 +93,13 @@ class Fetches:
     def count(self) -> int:
         """Return how many micro-batches of the training were read, those of steps to come included."""
         return sum(len(read.micro_batches) // FIELDS for read in self._find_counted())
+
+    def drop_last(self, key: Key, span: Span) -> None:
+        """Forget the last batch of a data set, which an evaluation has read: of the training's own, too."""
+        read = self.sets.get(key)
+        if read is not None:
+            del read.micro_batches[-FIELDS:]
+            self.evaluated.append(span)
 
     def begin(self, key: Key) -> ReadSet:
         """Return an account of a further data set."""

@@ -79,12 +79,13 @@ def _watch_loader(observer: Observer) -> None:
     @functools.wraps(of_torch)
     def __next__(iterator: Any) -> Any:
         key = observer.loaders.find_key(iterator, has_gradients())
+        observer.loaders.drop_evaluated(key)
         if key != observer.loaders.fetches.reading:
             observer.loaders.fetches.turn_to(key, observer.total_passes)
         try:
             batch = inner(iterator)
         except StopIteration:
-            observer.loaders.readers.release(iterator)
+            observer.loaders.end_epoch(iterator)
             if not observer.total_passes:
                 observer.loaders.note_end_of_epoch(iterator)
             raise
@@ -118,7 +119,7 @@ def _watch_gradients(observer: Observer, kind: Any) -> None:
 
     @functools.wraps(enter)
     def __enter__(context: Any) -> Any:
-        observer.loaders.fetches.turn.is_off = True
+        observer.loaders.fetches.turn.is_off = observer.loaders.fetches.is_off = True
         began_s.append(clock())
         if observer.kernels is not None:
             observer.kernels.num_without_gradients += 1

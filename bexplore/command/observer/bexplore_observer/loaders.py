@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from array import array
 from collections import deque
@@ -43,6 +44,7 @@ class LoaderWatch:
         """Forget what was read in a probe."""
         self.fetches = Fetches(lambda: self._observer.size)
         self.num_read = 0  # batches that were read for passes
+        self._last_fetch: tuple[Any, int, float] | None = None  # its key, the passes before, and when it began
         self._first_read: Any = None  # a weak reference to a tensor of the first of these batches
         self._fetched_s = 0.0  # when the first batch after the last update was read; 0 for not yet
         self.fetched_s_of_steps: array[float] = array("d")  # of the step after each
@@ -78,9 +80,28 @@ class LoaderWatch:
         dataset = id(getattr(iterator, "_dataset", None))
         return dataset, has_gradients, self.readers.find_place(iterator, dataset)
 
+    def drop_evaluated(self, key: tuple[int, bool, int]) -> None:
+        """Take the last batch for one of an evaluation, where it was used without gradients and no pass followed.
+
+        An evaluation may read the training's own loader. A thread that reads ahead has its passes later.
+        """
+        observer, last, now_s = self._observer, self._last_fetch, clock()
+        self._last_fetch = key, observer.total_passes, now_s
+        if last is None or not observer.total_passes or not self.fetches.is_off:
+            return
+        if last[:2] == (key, observer.total_passes) and threading.get_ident() == observer.thread:
+            self.fetches.drop_last(last[0], (last[2], now_s))
+            self._fetched_s = 0.0  # the step has not read its own yet
+
+    def end_epoch(self, iterator: Any) -> None:
+        """Note that an iterator has no further batch."""
+        self._last_fetch = None
+        self.readers.release(iterator)
+
     def note_batch(self, batch: Any, key: tuple[int, bool, int]) -> None:
         """Count a micro-batch that a loader returned, of a data set and with gradients on or off."""
         observer = self._observer
+        self.fetches.is_off = False
         if observer.is_done:
             self._num_waiting += key[1]
             return

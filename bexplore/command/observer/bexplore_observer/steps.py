@@ -30,6 +30,9 @@ LEVELS_OF_MODEL = 3  # of modules that are watched, a step each, until one is ca
 # Backward passes beyond the accumulation without any update: no optimizer can be seen. Source: chosen; a batch of 2,048
 # samples has as many at size 1.
 PASSES_WITHOUT_STEP = 5000
+# Updates in a row of the same parameters by another optimizer, after which it counts the steps. Source: chosen; of two
+# that take turns each has one.
+UPDATES_WITHOUT_CLOCK = 2
 MOST_NOTES = 5
 
 
@@ -81,6 +84,8 @@ class Observer:
         self.in_backward = self._updated_in_backward = False
         self._numel_of_optimizers: dict[int, int] = {}
         self._clock_optimizer, self._clock_numel = 0, -1
+        self._first_parameters: dict[int, int] = {}  # identity of an optimizer and of its first parameter
+        self._num_without_clock = 0  # updates of its parameters by another optimizer, since its own last one
         self.optimizer_names: set[str] = set()
         self._unseen = UnseenUpdates(self.torch)
         self._batch_coupled: list[str] | None = None  # not looked for yet
@@ -253,6 +258,7 @@ class Observer:
             if self.device.is_used:
                 self._mark_update("ends")
             self._note_passes_of_update()
+            self._choose_clock(id(optimizer))
             if id(optimizer) == self._clock_optimizer or self.is_pending:
                 self._note_updates(self._updates + 1)
             else:
@@ -272,13 +278,26 @@ class Observer:
             self._update_marks.append((kind, mark))
 
     def _learn_optimizer(self, optimizer: Any) -> None:
-        numel = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        numel = sum(p.numel() for p in parameters)
         self._numel_of_optimizers[id(optimizer)] = numel
+        self._first_parameters[id(optimizer)] = id(parameters[0]) if parameters else 0
         self.risen_accumulation = self.risen_accumulation or find_risen_accumulation(sys._getframe())
         self.optimizer_names.add(type(optimizer).__name__)
         self.exchange.log.write("optimizer", type=type(optimizer).__name__, elements=numel)
         if numel > self._clock_numel:
             self._clock_optimizer, self._clock_numel = id(optimizer), numel
+
+    def _choose_clock(self, updated: int) -> None:
+        """Let another optimizer of the clock's parameters take its place, as after a search for a learning rate."""
+        if updated == self._clock_optimizer:
+            self._num_without_clock = 0
+            return
+        is_of_same = self._first_parameters.get(updated) == self._first_parameters.get(self._clock_optimizer)
+        if is_of_same and self._numel_of_optimizers[updated] >= self._clock_numel:
+            self._num_without_clock += 1
+            if self._num_without_clock >= UPDATES_WITHOUT_CLOCK:
+                self._clock_optimizer, self._num_without_clock = updated, 0
 
     def _note_updates(self, updates: int) -> None:
         if self.kernels is not None and not self.is_pending:

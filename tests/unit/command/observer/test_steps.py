@@ -47,6 +47,19 @@ def test_updates_of_several_optimizers_without_a_pass_between_are_one_step(obser
     assert numbers(read_record(), "num_passes", "num_updates") == [(1, 2)] * 3
 
 
+def test_an_optimizer_that_takes_the_place_of_another_one_counts_the_steps(observe, train, optimizer, read_record):
+    observer, finder = observe(), optimizer(64)
+    trainer = optimizer(64)
+    trainer.param_groups = finder.param_groups
+
+    for one in (finder, trainer):
+        for _ in range(4):
+            train(observer, one)
+    observer.record_end()
+
+    assert len(read_record()["steps"]) == 7  # the finder's four, and the trainer's from its second on
+
+
 def test_an_update_has_the_passes_since_the_one_before_it(observe, train, optimizer, read_record):
     observer, critic, actor = observe(), optimizer(64), optimizer(8)
 
