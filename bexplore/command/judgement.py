@@ -314,6 +314,9 @@ class Judge:
             if self.learned.sizes.arrived:
                 reason = "it ended without an optimizer step: its data may have fewer samples than the size"
                 return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log)
+            if reports.num_batches and (watched.opened.capacity or size) == 1:
+                reason = "no optimizer step was seen: the program may leave out batches of one sample"
+                return CommandFailure(outcome=Outcome.CRASHED, reason=reason)
             read = f"read {reports.num_batches} batches and " if reports.num_batches else ""
             return UserProgramError(
                 f"no step observed: the command {read}trains without torch.optim.Optimizer.step and "
@@ -405,10 +408,11 @@ class Judge:
             return self._judge_short_training(reports, blank)
         if opened.capacity is not None and not is_cut(reports.ranks, size, opened.capacity):
             return replace(blank, reason=f"batches of {size} could not be cut from those of {opened.capacity}")
-        if any(rank.record["is_resumed"] for rank in reports.ranks):
+        if _is_resumed(reports) and not self.learned.sizes.arrived:
             return UserProgramError(
                 "the training loaded an optimizer's state before its first step: each probe would resume from it",
-                hint="leave the checkpoint out while you explore; the size holds for the resumed training too",
+                hint="leave the checkpoint out while you explore, which an earlier start may have written where the "
+                "command writes; the size holds for the resumed training too",
             )
         risen = max(rank.record.get("risen_accumulation") or 0 for rank in reports.ranks)
         if risen and not self.command.sets_accumulation:
@@ -474,6 +478,7 @@ class Judge:
                 *self._note_longest(reports),
                 *_note_lengths(reports, timing),
                 *_note_risen(reports),
+                *_note_resumed(reports),
             ),
             **_describe_times(blank, timing, opened, whole_steps=not self.command.sets_accumulation),
             **describe_memory(reports, needs_least=opened.needs_least),
@@ -535,6 +540,19 @@ def _note_risen(reports: Reports) -> Iterator[str]:
         yield (
             "the command's accumulation rises in a warmup, in which its steps were observed: a step is told with the "
             "micro-batches that it has afterwards, from passes and updates that were timed apart"
+        )
+
+
+def _is_resumed(reports: Reports) -> bool:
+    return any(rank.record["is_resumed"] for rank in reports.ranks)
+
+
+def _note_resumed(reports: Reports) -> Iterator[str]:
+    """Yield that a start went on from what one before it had left; the first one would have been refused."""
+    if _is_resumed(reports):
+        yield (
+            "a start resumed from a checkpoint that an earlier start had left: remove it before you train, or your "
+            "training resumes from it, too; with {output_dir} where the command writes, each start has its own"
         )
 
 

@@ -157,7 +157,7 @@ class SizeCheck:
             if self.unconfirmed not in (None, size) and not is_in_proportion:
                 return self._explain_arrival(self.arrived[self.unconfirmed].rows, self.unconfirmed)
             self.unconfirmed = None
-        elif is_in_proportion and not self._rows_follow(size):
+        elif (is_in_proportion or self._has_further_rows(size, arrived)) and not self._rows_follow(size):
             self.unconfirmed = None
         elif not self.arrived.keys() - {size} and not self._is_constant(usual, size):
             self.unconfirmed = size
@@ -203,6 +203,12 @@ class SizeCheck:
     def _rows_follow(self, size: int) -> bool:
         """Return whether enough other sizes that starts were given arrived as the leading dimension."""
         return sum(seen == other for other, seen in self.given.items() if other != size) >= FOLLOWED
+
+    def _has_further_rows(self, size: int, arrived: Arrived) -> bool:
+        """Return whether every batch has as many rows beside its size, as of the boundary of a field."""
+        others = {other: one for other, one in self.arrived.items() if other != size}
+        are_constant = all(one.mean_rows == one.rows != other for other, one in {**others, size: arrived}.items())
+        return are_constant and {arrived.rows - size} == {one.rows - other for other, one in others.items()}
 
     def _is_in_proportion(self, size: int, arrived: Arrived) -> bool:
         others = {other: one for other, one in self.arrived.items() if other != size}

@@ -496,12 +496,20 @@ def describe_parallel_devices(observations: Sequence[Observation], answer: int |
 
 
 def describe_rows(observations: Sequence[Observation], answer: int | None) -> str:
-    """Return that batches have several rows for each of their size; empty where they do not, or do so at one size."""
+    """Return that batches have several rows for each of their size, or some beside it; empty where they have neither.
+
+    One size tells neither of the two.
+    """
     seen = {one.micro_batch_size: one.details["arrived"] for one in observations if one.details.get("arrived")}
     rows = {size: arrived["rows"] for size, arrived in seen.items() if not arrived["has_rows_of_size"]}
+    if answer not in rows or len(rows) == 1:
+        return ""
     ratios = {number / size for size, number in rows.items()}
-    ratio = min(ratios, default=1)
-    if answer not in rows or len(rows) == 1 or len(ratios) > 1 or ratio < 2 or ratio % 1:
+    further = {number - size for size, number in rows.items()}
+    if len(further) == 1:
+        return f"batches have {further.pop()} rows beside those of their size, which samples/s do not count"
+    ratio = ratios.pop()
+    if ratios or ratio < 2 or ratio % 1:
         return ""
     return (
         f"batches have {ratio:.0f} rows for each of their size ({rows[answer]} at size {answer}): where each row is a "

@@ -165,13 +165,25 @@ def test_parts_of_a_batch_that_ignores_the_size_are_contradicted(check):
     assert check.check([rendered(64)], 128, 1).result is CONTRADICTED
 
 
+def of_rows(rows: int) -> Rank:
+    """Return a rank without a loader, whose model was called with batches of so many rows."""
+    return dataclasses.replace(called_with(rows, [1]), forward_rows=((rows, 2 * rows),) * 4)
+
+
 @pytest.mark.parametrize(("rows_per_size", "has_rows"), [(1, True), (4, False)])
 def test_what_arrived_tells_whether_a_batch_has_a_row_for_each_of_its_size(check, rows_per_size, has_rows):
     for size in (4, 16):
         rows = rows_per_size * size
-        check.check([dataclasses.replace(called_with(rows, [1]), forward_rows=((rows, 10 * rows),) * 4)], size, 1)
+        check.check([of_rows(rows)], size, 1)
 
     assert [seen.has_rows_of_size for seen in check.arrived.values()] == [has_rows] * 2
+
+
+@pytest.mark.parametrize(("rows", "result"), [(2976, VERIFIED), (2490, CONTRADICTED), (481, CONTRADICTED)])
+def test_batches_with_as_many_rows_beside_their_size_at_every_size_are_verified(check, rows, result):
+    assert check.check([of_rows(481)], 1, 1).result is UNCONFIRMED
+
+    assert check.check([of_rows(rows)], 2496, 1).result is result
 
 
 def batches_of_tokens(num_tokens: int, *, is_short: bool = False, length: int = 25) -> Rank:

@@ -79,9 +79,14 @@ def test_a_start_that_was_suspended_is_no_measurement(judge):
     assert judge(watched(observed(), suspended_s=9.0)).details == {"ended_by": "SIGSTOP"}
 
 
-def test_a_resumed_training_is_refused(judge):
-    refusal = judge(watched(observed(is_resumed=True)))
+def test_a_resumed_training_is_refused_unless_another_start_has_left_its_checkpoint(judge):
+    resumed = watched(observed(is_resumed=True))
+    refusal = judge(resumed)
     assert isinstance(refusal, UserProgramError) and "loaded an optimizer's state" in refusal.message
+
+    assert judge(watched(observed())).warnings == ()
+    after = judge(resumed)
+    assert after.is_measured and after.warnings[0].startswith("a start resumed from a checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +100,13 @@ def test_a_resumed_training_is_refused(judge):
 def test_a_start_without_an_observed_step_is_refused_at_any_size(judge, ending, facts, words):
     refusal = judge(watched(ending=ending, **facts))
     assert isinstance(refusal, UserProgramError) and words in refusal.message and refusal.hint
+
+
+def test_a_start_without_a_step_at_one_sample_is_of_its_size_where_batches_were_read(judge):
+    seen = watched(ending=Ending.NO_STEP, counts={("here", 7): (0, 0, 5, 0, 5)})
+
+    assert judge(seen, 1).reason.startswith("no optimizer step was seen")
+    assert isinstance(judge(seen, 8), UserProgramError)
 
 
 def test_a_start_without_a_step_is_of_its_size_once_another_size_arrived(judge):

@@ -46,7 +46,7 @@ class Machine:
         interrupted_at: Start of the search at which the user interrupts.
         share_without_training: Of the seconds between the steps.
         parallel_devices: Devices of `nn.DataParallel`.
-        rows_per_size: Leading dimension of a batch over its size.
+        rows_per_size, further_rows: By which the leading dimension of a batch follows from its size.
     """
 
     runs: list[tuple[int, int | None]]
@@ -60,6 +60,7 @@ class Machine:
     share_without_training: float
     parallel_devices: int
     rows_per_size: float
+    further_rows: int
 
     def __init__(self, command: Command, settings: CommandSettings) -> None:
         self.command, self.settings = command, settings
@@ -86,7 +87,7 @@ class Machine:
         details = {"num_replicas": 1, "step_time_s": step_s, "micro_batches_per_step": float(steps)}
         details["share_without_training"] = self.share_without_training
         details["parallel_devices"] = self.parallel_devices
-        rows = round(self.rows_per_size * probe.micro_batch_size)
+        rows = round(self.rows_per_size * probe.micro_batch_size) + self.further_rows
         details["arrived"] = {"rows": rows, "has_rows_of_size": rows == probe.micro_batch_size}
         return Observation(
             probe=probe,
@@ -117,6 +118,7 @@ def machine(monkeypatch, tmp_path) -> type[Machine]:
     monkeypatch.chdir(tmp_path)
     facts = {"runs": [], "learnt": [], "slower": 1.0, "fails_with": None, "steps_had": 1, "interrupted_at": None}
     facts["share_without_training"], facts["parallel_devices"], facts["rows_per_size"] = 0.0, 1, 1.0
+    facts["further_rows"] = 0
     facts["unconfirmed_size"] = facts["size_to_confirm"] = None
     fresh = type("FreshMachine", (Machine,), facts)
     monkeypatch.setattr(module, "CommandRunner", fresh)
@@ -212,13 +214,23 @@ def test_seconds_between_steps_that_are_most_of_a_training_are_told(machine, sha
     assert [one.startswith("88% of the seconds between the steps of size ") for one in told] == [True] * is_told
 
 
-@pytest.mark.parametrize(("ratio", "told"), [(1.0, []), (4.0, ["batches have 4 rows"]), (0.5, []), (1.5, [])])
-def test_rows_that_are_several_for_each_of_a_size_are_told(machine, ratio, told):
-    machine.rows_per_size = ratio
+@pytest.mark.parametrize(
+    ("ratio", "further", "told"),
+    [
+        (1.0, 0, []),
+        (4.0, 0, ["batches have 4 rows for each"]),
+        (0.5, 0, []),
+        (1.5, 0, []),
+        (1.0, 480, ["batches have 480 rows beside"]),
+        (2.0, 3, []),
+    ],
+)
+def test_rows_that_are_several_for_each_of_a_size_or_beside_it_are_told(machine, ratio, further, told):
+    machine.rows_per_size, machine.further_rows = ratio, further
 
     warnings = result_of("explore.max=8", words=("--own",)).warnings
 
-    assert [one.partition(" for each")[0] for one in warnings if "rows" in one] == told
+    assert [" ".join(one.split()[: len(told[0].split())]) for one in warnings if "rows" in one] == told
 
 
 def test_devices_among_which_a_process_divides_its_batch_are_told(machine):
