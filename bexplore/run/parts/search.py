@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from bexplore.measurement.probe import Observation, Outcome
 from bexplore.run.facts import Facts
@@ -14,7 +16,7 @@ from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.first_probe import without_numbers
 from bexplore.search.posterior.posterior import CredibleBand
 from bexplore.search.recommendation import Recommendation
-from bexplore.units import counted, format_seconds
+from bexplore.units import counted, format_rate, format_seconds
 
 STOP_REASONS: dict[str, str] = {
     StopReason.TARGET_CONFIDENCE: "the requested confidence{target} is reached",
@@ -28,6 +30,7 @@ STOP_REASONS: dict[str, str] = {
 LIMITS: dict[str, str] = {StopReason.MAX_PROBES: "max_probes", StopReason.TIME_BUDGET: "time_budget_s"}
 # Share by which the answer must be slower than another size to be told so. Source: speeds are printed with four digits.
 LEAST_SHARE = 0.001
+APART = 0.02  # share of a measured speed beyond which another one is told beside it. Source: the indifference zone
 MAX_TRACEBACK_LINES = 8
 MAX_FAILURES = 4  # reasons; more would push the answer off the screen
 
@@ -54,6 +57,10 @@ class SearchPart:
     limit: float | None = None
     # Share by which its speed falls behind the fastest that ran, by the one estimate of each; 0 for the fastest itself.
     behind_fastest: float = 0.0
+    # Samples/s of each probe of the answer, as measured, ascending, and the size with the highest median above them;
+    # empty and None where the printed speed is among them, and no size is above.
+    measured_samples_per_s: tuple[float, ...] = ()
+    measured_faster: tuple[int, float] | None = None
     is_at_max: bool = False  # whether it is the largest size that the configuration allows
     outcomes: Mapping[str, int] = field(default_factory=dict)  # number of probes by outcome
     # The sizes at which the program runs, where a rule explains its failures; None for no such rule.
@@ -71,6 +78,7 @@ class SearchPart:
             elapsed_s=facts.elapsed_s,
             stop_reason=str(searched.stop_reason),
             behind_fastest=_find_share_behind(facts.best),
+            **_compare_measured(facts),
             is_at_max=facts.best is not None and facts.best.micro_batch_size == facts.config.maximum,
             outcomes=dict(searched.outcomes),
             runs_at=searched.runs_at,
@@ -90,9 +98,19 @@ class SearchPart:
         if self.is_at_max:
             ended += "; the answer is explore.max, above which nothing is tried"
         yield Row("why", f"{best} of {probes} ({outcomes}) in {format_seconds(self.elapsed_s)}; {ended}")
+        if self.measured_samples_per_s and not (view.is_emulated or view.is_estimated):
+            yield Row("measured", self._measured_words())
         if self.runs_at:
             yield Row("runs at", self.runs_at)
         yield from self.failed_rows()
+
+    def _measured_words(self) -> str:
+        rates = [format_rate(rate) for rate in self.measured_samples_per_s]
+        words = f"{', '.join(rates)} samples/s in {'its only probe' if len(rates) == 1 else 'the probes of this size'}"
+        if self.measured_faster is not None:
+            size, rate = self.measured_faster
+            words += f", and {format_rate(rate)} at size {size}"
+        return f"{words}; the answer and its speed are the likeliest by all probes and their noise"
 
     def stop_words(self, view: View) -> str:
         """Return why an exploration ended, in words; a text of `should_stop` is returned as it is."""
@@ -127,6 +145,24 @@ def _find_share_behind(best: Recommendation | None) -> float:
         return 0.0
     fastest = max(one.samples_per_s for one in best.speeds if one.variant == best.variant)
     return max(0.0, 1.0 - own.samples_per_s / fastest)
+
+
+def _compare_measured(facts: Facts) -> dict[str, Any]:
+    """Return what was measured at the answer where its printed speed, or another size's probes, are apart from that."""
+    size = None if facts.best is None else facts.best.micro_batch_size
+    told = None if facts.best is None or size is None else facts.best.speed(size)
+    rates: dict[int, list[float]] = {}
+    for one in facts.observations:
+        if one.is_measured and one.probe.variant == facts.variant and not (one.is_emulated or one.is_estimated):
+            rates.setdefault(one.micro_batch_size, []).append(one.samples_per_s)
+    if size not in rates or told is None:
+        return {}
+    own = sorted(rates[size])
+    medians = {other: statistics.median(found) for other, found in rates.items() if other != size}
+    fastest = max(medians, key=lambda other: medians[other], default=size)
+    faster = (fastest, medians[fastest]) if medians.get(fastest, 0.0) > own[-1] * (1.0 + APART) else None
+    is_among = own[0] * (1.0 - APART) <= told.samples_per_s <= own[-1] * (1.0 + APART)
+    return {} if is_among and faster is None else {"measured_samples_per_s": tuple(own), "measured_faster": faster}
 
 
 def group_failures(observations: Sequence[Observation]) -> tuple[FailureGroup, ...]:

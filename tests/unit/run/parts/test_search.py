@@ -8,6 +8,7 @@ import pytest
 
 from bexplore.measurement.probe import REAL_STEP, Outcome
 from bexplore.run.facts import Facts
+from bexplore.run.parts.row import View
 from bexplore.run.parts.search import SearchPart
 from bexplore.search.recommendation import Recommendation, Speed
 from tests.builders import observed
@@ -54,6 +55,25 @@ def test_starts_that_check_the_answer_are_counted_apart():
     part = found(None, {(8, 0): 1.0}, observations=[observed(8), observed(8, details={REAL_STEP: None})])
 
     assert (part.num_probes, part.num_probes_after) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("told", "measured", "words"),
+    [
+        (100.0, {8: [99.0, 101.0], 4: [90.0]}, ""),
+        (100.0, {8: [100.0], 4: [101.0]}, ""),
+        (90.0, {8: [100.0]}, "100 samples/s in its only probe; "),
+        (120.0, {8: [110.0, 100.0]}, "100, 110 samples/s in the probes of this size; "),
+        (100.0, {8: [100.0], 4: [120.0, 90.0, 110.0]}, "100 samples/s in its only probe, and 110 at size 4; "),
+    ],
+)
+def test_what_was_measured_is_told_where_the_answer_s_speed_or_another_size_is_apart_from_it(told, measured, words):
+    probes = [observed(size, pass_times_s=(size / rate,) * 3) for size, rates in measured.items() for rate in rates]
+
+    rows = found(None, {(8, 0): told, (4, 0): 1.0}, observations=probes).rows(View(tolerance=0.02))
+
+    row = next((row.text for row in rows if row.label == "measured"), "")
+    assert row.startswith(words) and bool(row) == bool(words)
 
 
 def test_a_traceback_stands_below_the_failure_whose_it_is_and_ends_with_its_cause():
