@@ -65,7 +65,7 @@ class Config:
         mode: Train or eval: the side that is explored.
         request: The user's `micro_batch_size`.
         batch_size: The user's global batch size; None where the file gives none.
-        batch_size_path: Path of the batch size, which may be absent.
+        batch_size_path: Path of the batch size, which may be absent; empty where it is what a command makes of a size.
         has_replica_batch_size: Whether the batch size of one replica is fixed, and `batch_size` follows from the
             replicas, which the first start shows: see `with_replicas`.
         max_steps: Optimizer steps of the training; None where the file gives none.

@@ -301,7 +301,8 @@ class CommandExploration(Exploration):
         accumulation = self._command.accumulation
         if config.batch_size is not None or accumulation is None or micro_batch_size is None:
             return config
-        return dataclasses.replace(config, batch_size=accumulation * micro_batch_size * config.num_replicas)
+        made = accumulation * micro_batch_size * config.num_replicas
+        return dataclasses.replace(config, batch_size=made, batch_size_path=())
 
     @property
     def _memory_limit_bytes(self) -> int | None:

@@ -175,6 +175,8 @@ def keeping_sentence(result: RunResult, target_confidence: float | None) -> str 
         return f"No micro_batch_size that ran keeps batch_size {own}; explore.candidates: {rule} tries only such sizes."
     size, free = keeps.micro_batch_size, keeps.free_micro_batch_size
     in_steps = counted(keeps.accumulation_steps, "accumulation step")
+    if size == free and result.batch.is_made_of_size:
+        return f"A step of the command has {own} samples, in {in_steps}."
     if size == free:
         return f"It keeps batch_size {own}, in {in_steps}."
     if keeps.over_recommended is None or keeps.samples_per_s is None:

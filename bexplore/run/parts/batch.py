@@ -55,6 +55,7 @@ class BatchPart:
 
     global_batch_sizes: tuple[ValidBatchSize, ...] = ()  # valid global batch sizes around the user's own
     batch_size: int | None = None  # the user's own global batch size, where it is valid
+    is_made_of_size: bool = False  # whether `batch_size` is what a command makes of the size, and was given nowhere
     replica_batch_size: int | None = None  # one replica's share of it; None also where it has no whole share
     # Data-parallel replicas that a training command showed; None where the file gives them.
     num_replicas: int | None = None
@@ -86,6 +87,7 @@ class BatchPart:
                 for one in global_batch_sizes(config, size, _count_passes(ran))
             ),
             batch_size=own,
+            is_made_of_size=config.command is not None and own is not None and not config.batch_size_path,
             replica_batch_size=config.replica_batch_size,
             num_replicas=None if config.command is None else replicas,
             divisibility=config.divisibility.value,

@@ -180,7 +180,7 @@ def test_the_answer_runs_once_with_the_accumulation_of_the_training_and_its_step
 
     assert result.micro_batch_size == 8
     assert [run for run in machine.runs if run[1] != PROBING_ACCUMULATION] == [(8, 8)]
-    assert result.batch.batch_size == 64
+    assert (result.batch.batch_size, result.batch.is_made_of_size) == (64, not overrides)
     assert step_times(result)[8] == pytest.approx(8 * 0.038 + UPDATE_S, rel=1e-3)
     assert result.batch.keeps_batch_size.accumulation_steps == 8
     assert result.warnings == ()

@@ -270,6 +270,8 @@ def test_a_size_that_keeps_the_global_batch_size_is_named():
     assert "explore.candidates: divisors" in words(result(keeps_batch_size=kept | {"confidence": 60}, **own), target=90)
     itself = kept | {"micro_batch_size": 8, "over_recommended": 1.0}
     assert "It keeps batch_size 66, in 11 accumulation steps." in words(result(keeps_batch_size=itself, **own))
+    made = words(result(keeps_batch_size=itself, is_made_of_size=True, **own))
+    assert "A step of the command has 66 samples, in 11 accumulation steps." in made
     none = words(result(keeps_batch_size=None, **own))
     assert "No micro_batch_size that ran keeps batch_size 66; explore.candidates: divisors tries only" in none
     fixed = words(result(keeps_batch_size=None, **own | {"passes_per_step": 2}))
