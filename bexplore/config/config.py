@@ -75,6 +75,7 @@ class Config:
         settings: The `explore:` section.
         command: The user's own training command; None where bexplore builds the job.
         recognised: Family of the file and the keys that show it, for people; empty where no family is needed.
+        num_replicas_started: The replicas, where the command's launcher alone tells them; else None.
         warnings: Lines that qualify the result.
         options: Options of the command line that another command needs to find the same job.
         variants: The job with each combination of `explore.settings`, that of the file itself first; empty without any.
@@ -96,6 +97,7 @@ class Config:
     max_steps: int | None = None
     command: Command | None = None
     recognised: str = ""
+    num_replicas_started: int | None = None
     warnings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     variants: tuple[JobVariant, ...] = ()

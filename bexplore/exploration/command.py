@@ -339,6 +339,8 @@ class CommandExploration(Exploration):
     def _announced(self, max_probes: int) -> Iterator[str]:
         if self.config.recognised:
             yield f"{self.config.path} is of {self.config.recognised}"
+        if self.config.num_replicas_started is not None:
+            yield f"{counted(self.config.num_replicas_started, 'replica')}, as many as the command starts"
         starts = dict(self._most_starts(max_probes))
         total = sum(starts.values())
         yield f"starts `{self._command.shown}` up to {total} times, and ends each after its last observed step"

@@ -91,7 +91,8 @@ def load(
         writes_are_fine=settings.writes_are_fine,
         is_typed=bool(document.position(("explore", "command")).override),
     )
-    if argv and numbers.num_replicas is None:
+    is_of_launcher = bool(argv) and numbers.num_replicas is None
+    if is_of_launcher:
         command, numbers = _assume_replicas(problems, command, numbers, replica_batch_size)
     request = _read_request(problems, own, command.file)
     if request.is_search:
@@ -112,6 +113,7 @@ def load(
         settings=settings,
         command=command,
         recognised="" if own is None else own.why,
+        num_replicas_started=command.num_replicas if is_of_launcher else None,
         warnings=(*problems.warnings, *_describe_probing(document, command)),
     )
 
@@ -127,8 +129,8 @@ def _assume_replicas(
     if not command.needs_replicas and not is_fixed:
         return command, numbers
     found = count_processes(command.argv)
-    told = "1 is assumed, which the first start checks" if found is None else f"{found}, as the command starts"
-    if found is not None or command.needs_replicas:  # else no start depends on it, and the first one shows it
+    if found is None and command.needs_replicas:  # else no start depends on it, and the first one shows it
+        told = "1 is assumed, which the first start checks"
         problems.warn((), f"the number of replicas is not given: {told}; `replicas=N` sets another")
     if found is not None:
         total = numbers.global_batch_size if replica_batch_size is None else replica_batch_size * found

@@ -466,6 +466,15 @@ def test_the_earlier_answer_stands_until_a_search_that_goes_on_has_another(machi
 # What is announced
 
 
+def test_the_plan_has_the_replicas_that_the_launcher_of_the_command_starts():
+    words = json.dumps(["torchrun", "--nproc-per-node=4", "train.py", "{global_batch_size}"])
+    config = load_config(None, overrides=[f"explore.command={words}", "explore.writes_are_fine=true"])
+
+    planned = next(iter(explore(config, ExploreOptions(model_dir="run", dry_run=True))))
+
+    assert planned.notices[0] == "4 replicas, as many as the command starts" and planned.warnings == ()
+
+
 @pytest.mark.parametrize(
     ("overrides", "text", "words", "total", "parts"),
     [

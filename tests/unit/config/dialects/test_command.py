@@ -105,30 +105,31 @@ def test_an_empty_word_of_the_command_stays_one_where_it_is_shown():
     assert command.shown_with(micro_batch_size=4, accumulation=None, num_replicas=1) == "train --report_to '' 4"
 
 
-# What starts the script, further settings -> the replicas of the numbers, and how they are told.
+# What starts the script, further settings -> the replicas of the numbers, and whether they are assumed.
 REPLICAS = [
-    (["python"], [], 1, "1 is assumed, which the first start checks"),
-    (["torchrun", "--nproc-per-node", "gpu"], [], 1, "1 is assumed, which the first start checks"),
-    (["torchrun"], [], 1, "1, as the command starts"),
-    (["torchrun", "--nproc-per-node=4", "--nnodes", "2"], [], 8, "8, as the command starts"),
-    (["torchrun", "--nproc-per-node=4", "--nnodes", "1:2"], [], 1, "1 is assumed, which the first start checks"),
-    (["deepspeed", "--num_nodes", "2", "--num_gpus", "4"], [], 8, "8, as the command starts"),
-    (["accelerate", "launch", "--num_processes", "4"], [], 4, "4, as the command starts"),
-    (["composer", "-n", "2"], [], 2, "2, as the command starts"),
-    (["srun", "--ntasks=16", "python"], [], 16, "16, as the command starts"),
-    (["torchrun", "--nproc-per-node=4"], ["explore.replicas=2"], 2, ""),
-    (["torchrun", "--nproc-per-node=4"], ["explore.replica_batch_size=8"], 4, "4, as the command starts"),
+    (["python"], [], 1, True),
+    (["torchrun", "--nproc-per-node", "gpu"], [], 1, True),
+    (["torchrun"], [], 1, False),
+    (["torchrun", "--nproc-per-node=4", "--nnodes", "2"], [], 8, False),
+    (["torchrun", "--nproc-per-node=4", "--nnodes", "1:2"], [], 1, True),
+    (["deepspeed", "--num_nodes", "2", "--num_gpus", "4"], [], 8, False),
+    (["accelerate", "launch", "--num_processes", "4"], [], 4, False),
+    (["composer", "-n", "2"], [], 2, False),
+    (["srun", "--ntasks=16", "python"], [], 16, False),
+    (["torchrun", "--nproc-per-node=4"], ["explore.replicas=2"], 2, None),
+    (["torchrun", "--nproc-per-node=4"], ["explore.replica_batch_size=8"], 4, False),
 ]
 
 
-@pytest.mark.parametrize(("launcher", "overrides", "replicas", "told"), REPLICAS)
-def test_replicas_that_are_not_given_are_the_launchers_and_told(launcher, overrides, replicas, told):
+@pytest.mark.parametrize(("launcher", "overrides", "replicas", "is_assumed"), REPLICAS)
+def test_replicas_that_are_not_given_are_the_launchers_or_assumed_aloud(launcher, overrides, replicas, is_assumed):
     words = json.dumps([*launcher, "train.py", "--nproc-per-node", "99", "--batch-size", "{global_batch_size}"])
 
     config = load_config(None, overrides=[f"explore.command={words}", "explore.writes_are_fine=true", *overrides])
 
     assert config.num_replicas == replicas
-    assert told in " ".join(config.warnings) if told else not config.warnings
+    assert ["1 is assumed" in one for one in config.warnings] == [True] * bool(is_assumed)
+    assert config.num_replicas_started == (replicas if is_assumed is False else None)
     if config.has_replica_batch_size:
         assert config.batch_size == 8 * replicas
 
