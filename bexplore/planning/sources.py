@@ -61,6 +61,8 @@ def read_costs(run: Run) -> StepCosts:
         )
     ran = _find_answer(own, result)
     num_replicas = result.batch.num_replicas or int(meta["search_specification"].get("num_replicas", 1))
+    is_fixed = result.batch.passes_per_step is not None and result.batch.global_batch_sizes  # by the command
+    batch_size = meta.get("batch_size") or (result.batch.global_batch_sizes[0].global_batch_size if is_fixed else None)
     device = published_device(result.device_info)
     gradient_bytes = count_gradient_bytes(job, None if model is None else model.num_parameters)
     return StepCosts(
@@ -87,8 +89,8 @@ def read_costs(run: Run) -> StepCosts:
         peak_flops_per_s=find_peak(job, None if device is None else device.bfloat16_flops_per_s),
         tokens_per_sample=job.tokens_per_sample,
         micro_batch_size=result.micro_batch_size,
-        batch_size=meta.get("batch_size"),
-        max_steps=_count_steps(result, num_replicas, meta.get("batch_size")),
+        batch_size=batch_size,
+        max_steps=_count_steps(result, num_replicas, batch_size),
         divisibility=Divisibility(result.batch.divisibility or Divisibility.STRICT),
         other_settings=tuple(_compare_settings_of_run(result, ran)),
         notes=(

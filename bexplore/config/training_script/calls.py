@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Sequence
@@ -274,12 +275,22 @@ def _further_way(program: Program) -> str:
     """Return how the library of a trainer takes a size without a command."""
     packages = {dotted.split(".")[0] for dotted, _ in program.main.imports.values()}
     if packages & {"lightning", "pytorch_lightning"}:
+        if any(_is_fit_of_loaders(one.node) for one in program.calls):  # whose size no callback changes
+            return ""
         return (
             "\nor Trainer(callbacks=[bexplore.lightning.MicroBatchSizeFinder()]) finds it in the script (docs/guide.md)"
         )
     if packages & {"transformers", "trl"}:
         return "\nor bexplore.transformers.explore(make_trainer) finds it in the script (docs/guide.md)"
     return ""
+
+
+def _is_fit_of_loaders(call: ast.Call) -> bool:
+    """Return whether a call is `trainer.fit` of a loader that the script made, and not of a DataModule or of none."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "fit":
+        return False
+    is_second = len(call.args) > 1 and "load" in ast.unparse(call.args[1]).lower()
+    return is_second or any(one.arg == "train_dataloaders" for one in call.keywords)
 
 
 def unset_variables(program: Program) -> list[str]:

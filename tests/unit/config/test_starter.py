@@ -43,6 +43,26 @@ def test_a_size_that_a_script_fixes_is_named_with_its_line_and_the_way_out(tmp_p
     assert hint in raised.value.hint
 
 
+@pytest.mark.parametrize(
+    ("fit", "is_offered"),
+    [
+        ("fit(net)", True),
+        ("fit(net, data)", True),
+        ("fit(net, datamodule=data)", True),
+        ("fit(net, train_loader)", False),
+        ("fit(net, train_dataloaders=data)", False),
+    ],
+)
+def test_a_callback_is_offered_where_it_can_change_the_size(tmp_path, fit, is_offered):
+    path = tmp_path / "train.py"
+    path.write_text(f"import lightning.pytorch as pl\nbatch_size = 4\npl.Trainer().{fit}\n")
+
+    with pytest.raises(UserInputError) as raised:
+        starter.from_script(path)
+
+    assert ("MicroBatchSizeFinder" in raised.value.hint) is is_offered
+
+
 @pytest.mark.parametrize("text", ["def", "x = (" * 500, "\0"])
 def test_a_script_that_is_not_python_is_one_error(tmp_path, text):
     path = Path(tmp_path / "train.py")

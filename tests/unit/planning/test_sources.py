@@ -44,6 +44,15 @@ def test_sizes_that_did_not_run_are_none_of_a_plan(tmp_path):
     assert sorted(read_costs(make_run(tmp_path)).passes) == [1, 8]
 
 
+@pytest.mark.parametrize(("passes_per_step", "batch_size"), [(8, 64), (None, None)])
+def test_a_command_that_makes_its_batch_of_the_size_is_planned_with_that_batch(tmp_path, passes_per_step, batch_size):
+    run = make_run(tmp_path)
+    path = run.directory / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"passes_per_step": passes_per_step}))
+
+    assert read_costs(run).batch_size == batch_size
+
+
 def test_an_unfinished_run_is_refused_with_the_command_that_finishes_it(tmp_path):
     with pytest.raises(UserInputError) as error:
         read_costs(make_run(tmp_path, finished=False))
