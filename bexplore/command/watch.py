@@ -254,7 +254,9 @@ class Watch:
 
     @property
     def _has_uncaught(self) -> bool:
-        return any(error["where"] == "uncaught" for error in self.reports.errors)
+        # What ends a process beside a training that goes on is of a helper.
+        uncaught = {"uncaught"} if self.reports.num_steps else {"uncaught", "process"}
+        return any(error["where"] in uncaught for error in self.reports.errors)
 
     def _has_failed(self, now_s: float, ended: bool) -> bool:
         """Return whether an error has ended the training; one that a program catches lets it go on."""

@@ -145,6 +145,36 @@ def test_masks_and_integers_by_which_programs_decide_are_computed(emulate):
     ) == ["32768 True True", "False", "3 7 -100 10", "65536.0"]
 
 
+def test_lengths_are_known_long_after_their_batch_came(emulate):
+    assert emulate(
+        """
+        import torch
+        lengths = torch.tensor([20, 23, 21]).cuda()
+        numbers = lengths.int()
+        x = torch.empty(64, 64, device="cuda")
+        for _ in range(500):
+            x = torch.relu(x @ x) + 1
+        loss = x.square().mean()
+        print(lengths.max().item(), numbers.max().item(), lengths.tolist(), lengths.sum().item(), loss.item())
+        print(lengths[:2].tolist())  # a part may be of another tensor in its place
+        """
+    ) == ["23 23 [20, 23, 21] 64 0.0", "[0, 0]"]
+
+
+def test_checks_of_values_that_are_not_known_hold(emulate):
+    assert (
+        emulate(
+            """
+        import torch
+        for size in (64, 100_000, 3_000_000):
+            x = torch.rand(size, device="cuda")
+            print((x == x.clone()).all().item(), torch.isfinite(x).all().item(), torch.isnan(x).any().item())
+        """
+        )
+        == ["True True False"] * 3
+    )
+
+
 def test_streams_and_events_follow_a_clock(emulate):
     assert emulate(
         """

@@ -119,6 +119,30 @@ def test_a_spawned_process_that_fails_at_a_batch_is_told_by_its_own_error(tmp_pa
     assert (observation.outcome, observation.reason) == (Outcome.CRASHED, "ValueError: the labels differ")
 
 
+WAITING = """
+import multiprocessing
+import torch
+
+def train(results):
+    raise TypeError("of the training process")
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    context.Process(target=train, args=(results,)).start()
+    results.get()
+"""
+
+
+def test_a_process_that_fails_while_the_program_waits_for_it_ends_the_start(tmp_path):
+    (tmp_path / "train.py").write_text(WAITING)
+    runner = runner_of((sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"), tmp_path)
+
+    found = runner.run(search_probe_of(4), None)
+
+    assert (found.outcome, found.reason) == (Outcome.CRASHED, "TypeError: of the training process")
+
+
 def test_a_training_that_wants_a_new_output_folder_is_told_how_to_get_one_each_start(tmp_path):
     runner = runner_of(program(tmp_path, before="import os; os.mkdir('out')"), tmp_path)
     assert runner(search_probe_of(1)).is_measured

@@ -394,6 +394,9 @@ constexpr long LASTING = LONG_MAX;  // as the launch at which something was know
 
 std::mutex& known_lock = *new std::mutex();
 std::map<char*, Known>& known = *new std::map<char*, Known>();  // disjoint
+// What a copy or a kernel wrote some time ago, by its start: bytes. A kernel that is not done may have overwritten it,
+// so that it is read as a whole or not at all, as lengths of samples are long after their batch came.
+std::map<char*, size_t>& aged = *new std::map<char*, size_t>();  // disjoint, and apart from what is known
 
 char* page_after(char* address) {
     return reinterpret_cast<char*>(rounded_up(reinterpret_cast<size_t>(address), PAGE_BYTES));
@@ -416,7 +419,10 @@ void forget_where(Condition holds) {
             ++entry;
             continue;
         }
-        if (find_range(entry->first, nullptr, nullptr, nullptr)) give_pages_back(entry->first, entry->second.bytes);
+        if (entry->second.bytes <= MOST_AGED_BYTES && aged.size() < MOST_AGED)
+            aged[entry->first] = entry->second.bytes;
+        else if (find_range(entry->first, nullptr, nullptr, nullptr))
+            give_pages_back(entry->first, entry->second.bytes);
         entry = known.erase(entry);
     }
 }
@@ -428,8 +434,20 @@ void forget_old() {
     forget_where([](const Known& one) { return num_launches - one.at_launch > LAUNCHES_UNTIL_FORGOTTEN; });
 }
 
+bool is_aged(const void* start, size_t bytes) {
+    auto entry = aged.find(static_cast<char*>(const_cast<void*>(start)));
+    return entry != aged.end() && entry->second == bytes && find_range(start, nullptr, nullptr, nullptr);
+}
+
+void forget_aged(char* start, size_t bytes) {
+    auto entry = aged.upper_bound(start);
+    if (entry != aged.begin() && std::prev(entry)->first + std::prev(entry)->second > start) --entry;
+    while (entry != aged.end() && entry->first < start + bytes) entry = aged.erase(entry);
+}
+
 // Cuts a range out of what is known.
 void cut_out(char* start, size_t bytes) {
+    forget_aged(start, bytes);
     char* end = start + bytes;
     auto entry = known.upper_bound(start);
     if (entry != known.begin()) --entry;
@@ -460,6 +478,10 @@ void read(void* target, const void* source, size_t bytes) {
     forget_old();
     char* start = static_cast<char*>(const_cast<void*>(source));
     char* end = start + bytes;
+    if (is_aged(source, bytes)) {
+        memcpy(target, source, bytes);
+        return;
+    }
     memset(target, 0, bytes);
     auto entry = known.upper_bound(start);
     if (entry != known.begin()) --entry;
@@ -494,6 +516,7 @@ void write_lasting(void* target, const void* source, size_t bytes) {
 bool is_known(const void* start, size_t bytes) {
     std::lock_guard<std::mutex> guard(known_lock);
     forget_old();
+    if (is_aged(start, bytes)) return true;
     char* address = static_cast<char*>(const_cast<void*>(start));
     auto entry = known.upper_bound(address);
     if (entry == known.begin()) return false;
@@ -511,6 +534,7 @@ void forget(void* start, size_t bytes) {
 void forget_all() {
     std::lock_guard<std::mutex> guard(known_lock);
     forget_where([](const Known& one) { return one.at_launch != LASTING; });
+    aged.clear();
 }
 
 void copy(void* target, const void* source, size_t bytes) {

@@ -27,6 +27,8 @@ constexpr size_t MOST_HOST_COPY_BYTES = 16 << 20;
 constexpr size_t MOST_DEVICE_COPY_BYTES = 1 << 20;
 
 constexpr long LAUNCHES_UNTIL_FORGOTTEN = 64;
+constexpr size_t MOST_AGED_BYTES = 64 << 10;  // of what may be read as a whole after that
+constexpr size_t MOST_AGED = 4096;
 
 struct Properties {
     std::string name;

@@ -14,7 +14,11 @@ namespace {
 constexpr size_t BLOCK_BYTES = 512;       // to which PyTorch's allocator rounds tensors up
 constexpr size_t MOST_ELEMENTS = 1 << 21; // of masks and integers; a batch of token numbers has fewer
 
-enum class Kind { FILL, ADD_NUMBER, ADD, COMPARE, CAST, OTHER_ELEMENTWISE, UPDATE_SCALE, SUM, MAXIMUM, MINIMUM, ALL, ANY, REDUCTION };
+enum class Kind {
+    FILL, ADD_NUMBER, ADD, COMPARE, CAST, OTHER_ELEMENTWISE, UPDATE_SCALE,
+    SUM, MAXIMUM, MINIMUM, ALL, ANY, REDUCTION,  // by PyTorch's own `reduce_kernel`
+    LIBRARY  // of cub, or another one, whose arguments are not known
+};
 
 struct Kernel {
     Kind kind;
@@ -38,14 +42,15 @@ struct Name {
     Kind kind;
 };
 
-// All numbers here are 64-bit integers, all flags are bool.
+// All numbers here are integers, of 64 bits unless their name has an `Ii`; all flags are bool.
 const Name ELEMENTWISE_NAMES[] = {
     {"21CUDAFunctorOnSelf_addIlE", Kind::ADD_NUMBER},
     {"15CUDAFunctor_addIlE", Kind::ADD},
     {"16CompareEqFunctorIlE", Kind::COMPARE},
 };
 const Name INTEGER_REDUCTIONS[] = {
-    {"11sum_functorIlll", Kind::SUM}, {"13MaxNanFunctorIlE", Kind::MAXIMUM}, {"13MinNanFunctorIlE", Kind::MINIMUM}};
+    {"11sum_functorIlll", Kind::SUM}, {"13MaxNanFunctorIlE", Kind::MAXIMUM}, {"13MinNanFunctorIlE", Kind::MINIMUM},
+    {"13MaxNanFunctorIiE", Kind::MAXIMUM}, {"13MinNanFunctorIiE", Kind::MINIMUM}};
 const Name FLAG_REDUCTIONS[] = {{"15and_kernel_cuda", Kind::ALL}, {"14or_kernel_cuda", Kind::ANY}};
 
 struct TypeWidth {
@@ -83,7 +88,11 @@ Kernel cast_kernel(const char* name) {
     if (contains(name, "converting_copy_kernel_cudaIblE")) return {Kind::CAST, sizeof(int64_t), 11};
     if (contains(name, "converting_copy_kernel_cudaIilE")) return {Kind::CAST, sizeof(int64_t), 3};
     if (!contains(name, "direct_copy_kernel_cuda") || !contains(name, "LoadWithCast")) return {Kind::CAST, 0};
-    return {Kind::CAST, contains(name, "EUlbE_St5array") ? sizeof(bool) : contains(name, "EUllE_St5array") ? sizeof(int64_t) : 0};
+    size_t width = contains(name, "EUlbE_St5array")   ? sizeof(bool)
+                   : contains(name, "EUliE_St5array") ? sizeof(int32_t)
+                   : contains(name, "EUllE_St5array") ? sizeof(int64_t)
+                                                      : 0;
+    return {Kind::CAST, width};
 }
 
 Kernel elementwise_kernel(const char* name) {
@@ -95,7 +104,9 @@ Kernel elementwise_kernel(const char* name) {
 }
 
 Kernel reduction_kernel(const char* name) {
+    if (!contains(name, "13reduce_kernelI")) return {Kind::LIBRARY, 0};
     if (contains(name, "8ReduceOpIl")) return {kind_of(name, INTEGER_REDUCTIONS, Kind::REDUCTION), sizeof(int64_t)};
+    if (contains(name, "8ReduceOpIi")) return {kind_of(name, INTEGER_REDUCTIONS, Kind::REDUCTION), sizeof(int32_t)};
     if (contains(name, "8ReduceOpIb")) return {kind_of(name, FLAG_REDUCTIONS, Kind::REDUCTION), sizeof(bool)};
     return {Kind::REDUCTION, 0};
 }
@@ -173,6 +184,10 @@ bool cast(size_t count, size_t width, int type, char** addresses) {
     if (values.size() != count) return false;
     if (width == sizeof(int64_t)) {
         write_elements(addresses[0], values);
+        return true;
+    }
+    if (width == sizeof(int32_t)) {
+        write_elements(addresses[0], std::vector<int32_t>(values.begin(), values.end()));
         return true;
     }
     std::vector<char> flags(count);
@@ -254,30 +269,65 @@ int64_t reduced(Kind kind, const std::vector<int64_t>& values) {
     return result;
 }
 
+struct Addresses {
+    void* source;
+    void* result;
+};
+
+// The addresses in the argument of a reduction. Before them lie arrays that are not filled, with whatever the stack held;
+// behind them those of a second result and of buffers, which index it begins with, two flags, and how many results it
+// has. Without any such place, none.
+// Source: `ReduceOp` in aten/src/ATen/native/cuda/Reduce.cuh.
+std::vector<Addresses> list_addresses(const char* argument) {
+    constexpr size_t FROM = 64, UNTIL = 1536;
+    constexpr uint64_t FLAGS = 0x0101;
+    std::vector<Addresses> found;
+    for (size_t at = FROM; at < UNTIL; at += sizeof(void*)) {
+        struct {
+            void *source, *result, *buffers[4];
+            uint64_t first;
+            uint16_t flags;
+            int32_t num_results;
+        } fields;
+        memcpy(&fields, argument + at, sizeof fields);
+        bool is_end = fields.first == 0 && !(fields.flags & ~FLAGS) && (fields.num_results == 1 || fields.num_results == 2);
+        if (is_end && emulated::find_range(fields.source, nullptr, nullptr, nullptr) &&
+            emulated::find_range(fields.result, nullptr, nullptr, nullptr))
+            found.push_back({fields.source, fields.result});
+    }
+    return found;
+}
+
+// Behind a functor of a byte lies the result of nothing, and then the sizes, which are integers of 32 bits.
+size_t sizes_after_functor(size_t width) { return 2 * width < sizeof(int32_t) ? sizeof(int32_t) : 2 * width; }
+
 // The argument of a reduction: a functor without state, the result of nothing, the sizes of an element and of the
-// reduction, and further on, side by side, the addresses of what is reduced and of the result. Between them lie arrays
-// that are not filled, with whatever the stack held. Says whether it was done: not where there are several results, or
-// where what is reduced is not known.
+// reduction, and further on the addresses. Says whether it was done: not where there are several results, or where what
+// is reduced is not known.
 bool do_reduction(const Kernel& kernel, const char* argument) {
-    constexpr size_t ADDRESSES_FROM = 64, ADDRESSES_UNTIL = 1536;
-    size_t sizes_at = kernel.width == sizeof(int64_t) ? 16 : 4;
+    size_t sizes_at = sizes_after_functor(kernel.width);
     int sizes[3];  // of an element, number of elements, number of results
     memcpy(sizes, argument + sizes_at, sizeof sizes);
     size_t count = sizes[1];
     if (static_cast<size_t>(sizes[0]) != kernel.width || sizes[1] < 1 || count > MOST_ELEMENTS || sizes[2] != 1)
         return false;
-    for (size_t at = ADDRESSES_FROM; at < ADDRESSES_UNTIL; at += sizeof(void*)) {
-        void* addresses[2];
-        memcpy(addresses, argument + at, sizeof addresses);
-        if (!emulated::is_known(addresses[0], count * kernel.width) ||
-            !emulated::find_range(addresses[1], nullptr, nullptr, nullptr))
-            continue;
-        int type = kernel.width == sizeof(int64_t) ? 4 : 11;
-        int64_t result = reduced(kernel.kind, read_as_integers(addresses[0], count, type));
-        emulated::write(addresses[1], &result, kernel.width);  // the lowest bytes come first
+    for (const Addresses& found : list_addresses(argument)) {
+        if (!emulated::is_known(found.source, count * kernel.width)) continue;
+        int type = kernel.width == sizeof(int64_t) ? 4 : kernel.width == sizeof(int32_t) ? 3 : 11;
+        int64_t result = reduced(kernel.kind, read_as_integers(found.source, count, type));
+        emulated::write(found.result, &result, kernel.width);  // the lowest bytes come first
         return true;
     }
     return false;
+}
+
+// Forgets the result of a reduction, which the host often reads; all, where no address of one is found. A check of
+// values that are not known holds: of weights that ranks share, or of gradients that are finite.
+void forget_result(Kind kind, const char* argument) {
+    std::vector<Addresses> found = list_addresses(argument);
+    if (found.empty()) return emulated::forget_all();
+    for (const Addresses& one : found) emulated::forget(one.result, BLOCK_BYTES);
+    if (kind == Kind::ALL) write_elements(found[0].result, std::vector<char>(1, 1));
 }
 
 }  // namespace
@@ -303,10 +353,11 @@ void emulated::do_kernel(const void* function, void** arguments) {
         kernel = found->second;
     }
     if (kernel.kind == Kind::UPDATE_SCALE) return update_scale(arguments);
-    if (kernel.kind == Kind::REDUCTION) return forget_all();  // a host often reads what it reduced to
+    if (kernel.kind == Kind::LIBRARY) return forget_all();  // a host often reads what it reduced to
     if (kernel.kind >= Kind::SUM) {
-        if (!do_reduction(kernel, static_cast<char*>(arguments[0]))) forget_all();
-        return;
+        const char* argument = static_cast<char*>(arguments[0]);
+        if (kernel.kind != Kind::REDUCTION && do_reduction(kernel, argument)) return;
+        return forget_result(kernel.kind, argument);
     }
     if (do_elementwise(kernel, arguments)) return;
     size_t count = *static_cast<int*>(arguments[0]);

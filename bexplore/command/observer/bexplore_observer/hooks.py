@@ -37,9 +37,31 @@ def attach(observer: Observer) -> None:
     optimizer.register_optimizer_step_post_hook(observer.after_update)
     _watch_resuming(observer, optimizer.Optimizer)
     observer.errors.chain_excepthook()
+    _watch_processes(observer)
     import atexit
 
     atexit.register(observer.record_end)
+
+
+def _watch_processes(observer: Observer) -> None:
+    """Note what ends a process that the program has started: multiprocessing prints it, and calls no excepthook.
+
+    Daemons are left out: a loader tells the errors of its workers itself.
+    """
+    from multiprocessing.process import BaseProcess
+
+    inner = BaseProcess.run
+
+    @functools.wraps(inner)
+    def run(process: Any) -> None:
+        try:
+            inner(process)
+        except Exception as error:
+            if not process.daemon:
+                observer.errors.note(error, "process")
+            raise
+
+    BaseProcess.run = run  # type: ignore[method-assign]
 
 
 def _watch_backward(observer: Observer) -> None:
