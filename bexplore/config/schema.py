@@ -444,7 +444,7 @@ class ExploreSettings(_Section):
     max: Samples | None = Field(
         None,
         description="Largest micro-batch size to try, samples; null: what fits, at most 65536 samples and 16777216 "
-        "tokens, more than any published batch.",
+        "tokens, more than any published batch; of a command, at most 4096 samples.",
     )
     candidates: Candidates = Field(
         "all", description="Which sizes: all, powers_of_two, divisors or even (of the replica batch), or a list."

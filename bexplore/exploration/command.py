@@ -39,14 +39,12 @@ from bexplore.search.policy.keep_batch_size import MOST_PROBES
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted, Result, SearchEnded, SecondAnswer
-from bexplore.search.space import MemoryPrior, Space, candidate_sizes, describe_candidates
+from bexplore.search.space import DEFAULT_MAXIMUM, MemoryPrior, Space, candidate_sizes, describe_candidates
 from bexplore.search.study import trials
 from bexplore.search.study.sampler import BexploreSampler, open_study
 from bexplore.search.study.storage import storage_errors
 from bexplore.units import counted, format_seconds
 
-# Largest candidate where the command has no bound: what runs out of memory ends the growth before, as a rule.
-DEFAULT_MAXIMUM = 4096
 # Samples of a step at one size over those at another, up to which they are one global batch. Source: chosen; a batch of
 # 64 has 65 samples in 13 passes of 5, and 80 in two of 40.
 ONE_BATCH = 1.25

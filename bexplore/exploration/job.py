@@ -58,6 +58,7 @@ from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Event, Result, SearchEnded
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import (
+    DEFAULT_MAXIMUM,
     TRACE_SD,
     MemoryPrior,
     Space,
@@ -70,8 +71,6 @@ from bexplore.trace.absent_gpu import GpuProperties
 from bexplore.trace.cost_model import CostModel, MemoryByLength
 from bexplore.units import counted, format_bytes
 
-# Largest candidate without any bound: no `max`, no trace, no batch to divide.
-DEFAULT_MAXIMUM = 4096
 # Rules without an end; other candidates are listed by the user, or divide the user's own batch.
 OPEN_RULES = ("all", "powers_of_two")
 # Sizes up to this factor beyond the largest that fits by the trace stay candidates: probes decide.

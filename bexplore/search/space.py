@@ -15,6 +15,9 @@ from bexplore.search.evidence import Evidence
 
 # Up to here every integer is a candidate; beyond, steps of at most 0.2 %. Source: a tenth of the indifference zone.
 DENSE_LIMIT = 4096
+# Largest candidate without any bound: no `max`, no trace, no batch to divide. Source: chosen; what runs out of memory
+# ends the growth before, as a rule.
+DEFAULT_MAXIMUM = 4096
 STEP_GROWTH = 8  # times the step, from one stretch to the next. Source: multiples of 8 and 64 align with kernels' tiles
 # A size that crashed, hung or failed to compile is not tried again; one that had run before, after so many failures.
 # Source: two independent accidents of a process are rare; a rule of the search's specification and no tuned value.

@@ -16,6 +16,7 @@ from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.first_probe import without_numbers
 from bexplore.search.posterior.posterior import CredibleBand
 from bexplore.search.recommendation import Recommendation
+from bexplore.search.space import DEFAULT_MAXIMUM
 from bexplore.units import counted, format_rate, format_seconds
 
 STOP_REASONS: dict[str, str] = {
@@ -62,6 +63,7 @@ class SearchPart:
     measured_samples_per_s: tuple[float, ...] = ()
     measured_faster: tuple[int, float] | None = None
     is_at_max: bool = False  # whether it is the largest size that the configuration allows
+    is_at_default_max: bool = False  # whether it is the largest of a command for which none is given
     outcomes: Mapping[str, int] = field(default_factory=dict)  # number of probes by outcome
     # The sizes at which the program runs, where a rule explains its failures; None for no such rule.
     runs_at: str | None = None
@@ -80,6 +82,10 @@ class SearchPart:
             behind_fastest=_find_share_behind(facts.best),
             **_compare_measured(facts),
             is_at_max=facts.best is not None and facts.best.micro_batch_size == facts.config.maximum,
+            is_at_default_max=facts.best is not None
+            and facts.config.command is not None
+            and facts.config.maximum is None
+            and facts.best.micro_batch_size == DEFAULT_MAXIMUM,
             outcomes=dict(searched.outcomes),
             runs_at=searched.runs_at,
             failures=group_failures(facts.observations),
@@ -97,6 +103,8 @@ class SearchPart:
         ended = f"ended because {self.stop_words(view)}"
         if self.is_at_max:
             ended += "; the answer is explore.max, above which nothing is tried"
+        if self.is_at_default_max:
+            ended += f"; above {DEFAULT_MAXIMUM} a command is tried with a larger explore.max alone"
         yield Row("why", f"{best} of {probes} ({outcomes}) in {format_seconds(self.elapsed_s)}; {ended}")
         if self.measured_samples_per_s and not (view.is_emulated or view.is_estimated):
             yield Row("measured", self._measured_words())

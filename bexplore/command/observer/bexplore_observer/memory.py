@@ -133,7 +133,7 @@ class MemoryStep:
 def limit_host_memory(torch: Any, settings: Mapping[str, Any]) -> None:
     """Limit the memory of this process, where torch can use no accelerator."""
     limit_bytes = settings.get("memory_limit_bytes")
-    if limit_bytes and not _has_accelerator(torch):
+    if limit_bytes and not is_emulated() and not _has_accelerator(torch):
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, resource.RLIM_INFINITY))

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import resource
 from types import SimpleNamespace
 
 import pytest
 
-from bexplore.command.observer.bexplore_observer.memory import Device, MemoryStep, read_status_bytes
+from bexplore.command.observer.bexplore_observer import memory
+from bexplore.command.observer.bexplore_observer.memory import (
+    Device,
+    MemoryStep,
+    limit_host_memory,
+    read_status_bytes,
+)
 
 
 class Cuda(SimpleNamespace):
@@ -128,3 +135,15 @@ def test_refusals_before_the_step_are_kept_where_there_is_a_device(with_cuda):
 def test_the_kernel_tells_the_memory_of_this_process():
     assert (read_status_bytes("VmRSS") or 1) > 0
     assert read_status_bytes("VmNothing") is None
+
+
+@pytest.mark.parametrize(("is_emulated", "limits"), [(False, [250]), (True, [])])
+def test_a_budget_limits_the_host_where_no_device_has_it(fake_torch, monkeypatch, is_emulated, limits):
+    found: list[int] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: found.append(limit[0]))
+    monkeypatch.setattr(memory, "is_emulated", lambda: is_emulated)
+    fake_torch.backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: False))
+
+    limit_host_memory(fake_torch, {"memory_limit_bytes": 250})
+
+    assert found == limits

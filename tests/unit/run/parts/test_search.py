@@ -14,14 +14,16 @@ from bexplore.search.recommendation import Recommendation, Speed
 from tests.builders import observed
 
 
-def found(maximum: int | None, speeds: dict[tuple[int, int], float], **options) -> SearchPart:
-    """Return the part of a search that recommends size 8 of variant 0, by samples/s of size and variant."""
+def found(
+    maximum: int | None, speeds: dict[tuple[int, int], float], *, size: int = 8, command: object = None, **options
+) -> SearchPart:
+    """Return the part of a search that recommends a size of variant 0, by samples/s of size and variant."""
     best = Recommendation(
-        micro_batch_size=8,
+        micro_batch_size=size,
         relative_performance=1.0,
         confidence=50,
-        samples_per_s=speeds[8, 0],
-        smallest_within_tolerance=8,
+        samples_per_s=speeds[size, 0],
+        smallest_within_tolerance=size,
         base_micro_batch_size=1,
         num_probes=2,
         speeds=tuple(
@@ -31,7 +33,9 @@ def found(maximum: int | None, speeds: dict[tuple[int, int], float], **options) 
     )
     searched = SimpleNamespace(recommendation=best, stop_reason="", outcomes={}, runs_at=None, posterior=None)
     options = {"observations": (), "elapsed_s": 1.0} | options
-    return SearchPart.find(Facts(config=SimpleNamespace(maximum=maximum), searched=searched, **options))
+    return SearchPart.find(
+        Facts(config=SimpleNamespace(maximum=maximum, command=command), searched=searched, **options)
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,16 @@ def test_the_answer_falls_behind_the_fastest_size_that_ran(speeds, share):
 @pytest.mark.parametrize(("maximum", "is_at_max"), [(8, True), (16, False), (None, False)])
 def test_an_answer_at_the_bound_of_the_user_is_known(maximum, is_at_max):
     assert found(maximum, {(8, 0): 1.0}).is_at_max is is_at_max
+
+
+@pytest.mark.parametrize(
+    ("size", "command", "maximum", "is_told"),
+    [(4096, "train", None, True), (64, "train", None, False), (4096, None, None, False), (4096, "train", 8192, False)],
+)
+def test_an_answer_at_the_bound_of_commands_is_told(size, command, maximum, is_told):
+    rows = found(maximum, {(size, 0): 1.0}, size=size, command=command).rows(View(tolerance=0.02))
+
+    assert any("a larger explore.max alone" in row.text for row in rows) is is_told
 
 
 def test_starts_that_check_the_answer_are_counted_apart():
