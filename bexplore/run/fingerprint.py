@@ -175,6 +175,7 @@ def search_settings(config: Config, *, num_variants: int | None = None) -> Searc
         search_compilation=Compilation.SHARED if is_shared else own,
         user_compilation=own,
         verify_exact=is_shared,
+        repeats=explore.device_name is None,
         max_passes=explore.passes_per_probe,
         probe_time_limit_s=explore.probe_time_limit_s,
     )

@@ -36,6 +36,7 @@ class SearchSettings:
     start_time_s: float = 5.0  # seconds to start a worker; a guess until one was started
     compile_time_s: float = 30.0  # seconds to compile; a guess until something was compiled
     least_passes_s: float = 0.0  # seconds that the passes of a probe take at least, however short one is
+    repeats: bool = True  # whether a further probe of a size may show another speed; not where speeds are estimated
     keeps_programs: bool = True  # whether each variant of a job keeps a worker with its program while others are probed
 
     def of_variants(self, num_variants: int) -> SearchSettings:

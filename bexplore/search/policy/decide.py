@@ -134,7 +134,8 @@ class _Step:
     def choices(self) -> Sequence[Choice]:
         """The possible probes, the one that is worth most first."""
         last = self.finished[-1].variant, self.finished[-1].micro_batch_size
-        return rank(self.fitted, self.settings, self.costs, last=last, extra_s=self._extra_s)
+        ranked = rank(self.fitted, self.settings, self.costs, last=last, extra_s=self._extra_s)
+        return ranked if self.settings.repeats else [one for one in ranked if not self.fitted.measured[one.index]]
 
     @cached_property
     def next_probe(self) -> NextProbe | None:
@@ -206,7 +207,7 @@ class _Step:
             return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
         if reason is not None:
             return self.ending(reason)
-        contradicted = self._contradicted()
+        contradicted = self._contradicted() if self.settings.repeats else None
         if contradicted is not None:
             return self._probe(contradicted, Purpose.REPLICATE)
         if self._base_is_due():
@@ -266,6 +267,9 @@ class _Step:
             return None
         if not self._finds_may_pay():
             return None
+        if not self.settings.repeats:
+            hidden = self._unseen_gap(self.best)
+            return None if hidden is None else self._probe(hidden, Purpose.SEARCH)
         contradicted = self._contradicted()
         if contradicted is not None:
             return self._probe(contradicted, Purpose.REPLICATE)
@@ -382,7 +386,7 @@ class _Step:
         base = (self.space.base, 0)
         at = [i for i, item in enumerate(self.finished) if (item.micro_batch_size, item.variant) == base]
         is_open = bool(self.fitted.open[self.fitted.index(self.space.base)])
-        if any(item.interleaved for item in self.finished):  # in which drift cancels
+        if not self.settings.repeats or any(item.interleaved for item in self.finished):  # in which drift cancels
             return False
         return is_open and len(self.finished) - (at[-1] if at else 0) > BASE_AGAIN_PROBES
 

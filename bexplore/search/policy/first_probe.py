@@ -16,7 +16,7 @@ from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.posterior.memory import LIMIT_IS_WITHIN
-from bexplore.search.posterior.runnable import BROKEN, RunBelief
+from bexplore.search.posterior.runnable import BROKEN, PLAUSIBLE, RunBelief
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import OWN_REASONS, MemoryPrior, Space
 
@@ -26,6 +26,8 @@ STRUCTURED_FAILURES = 8  # likewise, of one text, where rules are plausible. Sou
 # Of the probability that a size runs, what twice the size must add to be tried first: a pass of twice the size takes up
 # to twice as long. Source: benchmarks/results/structured_failures.md.
 DOUBLING_PRICE = 0.02
+# Probability of the likeliest other size to run, below which the base runs alone. Source: `runnable.PLAUSIBLE`.
+UNLIKELY = PLAUSIBLE
 _OF_PROGRAM = (Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE)
 
 
@@ -154,7 +156,13 @@ def only_base_runs(space: Space, finished: Sequence[Evidence]) -> bool:
     if not failed or not all(item.is_measured and item.timed_sizes == (space.base,) for item in others):
         return False
     belief = RunBelief.from_evidence(space, finished)
-    return belief is None or belief.words is None or not belief.excludes_by_rule
+    if belief is None or belief.words is None or not belief.excludes_by_rule:
+        return True
+    others = np.array([size for size in space.sizes if size != space.base], dtype=np.int64)
+    allowed = others[belief.likeliest_rule.runs(others)]
+    has_failed = np.isin(allowed, belief.failed)
+    untried = allowed[~has_failed]
+    return bool(has_failed.any()) and (not len(untried) or float(belief.probability(untried).max()) < UNLIKELY)
 
 
 def without_numbers(reason: str) -> str:

@@ -165,9 +165,14 @@ class RunBelief:
         return tuple(rule for rule in kept if rule.kind not in (RuleKind.ALL, RuleKind.NONE))[:MOST_LADDERS]
 
     @property
+    def likeliest_rule(self) -> SizeRule:
+        """The rule with the highest probability."""
+        return self.rules[int(np.argmax(self.by_rule))]
+
+    @property
     def excludes_by_rule(self) -> bool:
         """Whether the likeliest rule excludes sizes; without one, sizes end or fail for themselves alone."""
-        return self.rules[int(np.argmax(self.by_rule))].kind not in (RuleKind.ALL, RuleKind.NONE)
+        return self.likeliest_rule.kind not in (RuleKind.ALL, RuleKind.NONE)
 
     @property
     def words(self) -> str | None:

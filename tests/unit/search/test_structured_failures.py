@@ -213,6 +213,18 @@ def test_a_list_whose_smallest_size_alone_is_a_multiple_has_an_answer():
     assert result.recommendation is not None and result.recommendation.micro_batch_size == 8
 
 
+def test_a_rule_of_sizes_is_no_answer_where_those_that_it_allows_crash_as_well():
+    def runner(probe: Probe) -> Observation:
+        size = probe.micro_batch_size
+        reason = "RuntimeError: view size is not compatible with input tensor's size and stride"
+        if size & (size - 1):
+            reason = f"AssertionError: assert 65536 % batch_size == 0, got {size}"
+        return CurveRunner()(probe) if size == 1 else failed(probe, Outcome.CRASHED, reason)
+
+    with pytest.raises(UserProgramError, match="but the smallest, 1: RuntimeError: view size"):
+        result_of(runner, Space.from_sizes(range(1, 65)))
+
+
 def test_simulated_programs_of_a_kind_are_equal_for_equal_seeds():
     failure = StructuredFailure(
         kind=FailureKind.GROUPS, runs=lambda n: n % 8 == 0, text=lambda n: f"{n}", flaky_probe=3
