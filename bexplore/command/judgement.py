@@ -504,8 +504,30 @@ class Judge:
         hint = "let the command train longer; it is ended after its last observed step"
         if not self.learned.sizes.arrived:
             return UserProgramError(ended, hint=hint)
-        most = fewest * blank.micro_batch_size // needed
+        most = min(
+            fewest * blank.micro_batch_size // needed, self._fill_epochs(reports, blank.micro_batch_size, needed)
+        )
         return replace(blank, reason=f"{ended}: sizes above {most} are left out, or {hint}", max_samples=most)
+
+    def _fill_epochs(self, reports: Reports, size: int, needed: int) -> int:
+        """Return the largest size with so many steps in the epochs that a training had, each of which ends its steps.
+
+        What is left at the end of an epoch makes a step where each batch has one, unless the loader drops it. With
+        accumulation that is not known: half of a step is counted.
+        """
+        num_samples = find_num_samples(reports.ranks)
+        shortest = min(reports.ranks, key=lambda rank: len(rank.steps))
+        num_passes = sum(step.num_passes for step in shortest.steps)
+        if num_samples is None or not num_passes:
+            return size
+        num_epochs = max(1, round(num_passes * size / num_samples))
+        accumulation = self.command.accumulation or max(step.num_passes for step in shortest.steps)
+        of_rest = 0.0 if shortest.record.get("drops_last") else 1.0 if accumulation == 1 else 0.5
+        full_steps = math.ceil(needed / num_epochs) - of_rest
+        if not full_steps:
+            return size
+        most = num_samples / (accumulation * full_steps)
+        return max(1, math.ceil(most) - 1 if of_rest else int(most))
 
     def _note_end_of_data(self, reports: Reports) -> list[str]:
         """Take over the samples of an epoch; say so once, if they leave candidates out."""

@@ -180,6 +180,25 @@ def test_one_failure_before_the_first_batch_at_sizes_far_apart_is_refused(judge)
     assert isinstance(judge(fails(), 8), UserProgramError)
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "passes", "num_samples", "drops_last", "most"),
+    [
+        pytest.param(4, 1, None, False, 9, id="samples in as many steps"),
+        pytest.param(4, 1, 56, False, 9, id="an epoch, whose rest is a step"),
+        pytest.param(4, 1, 64, True, 9, id="an epoch without its rest"),
+        pytest.param(3, 5, 75, False, 5, id="three epochs of a step each"),
+    ],
+)
+def test_a_training_that_is_too_short_leaves_sizes_out_by_the_steps_of_its_epochs(
+    judge, num_steps, passes, num_samples, drops_last, most
+):
+    judge(watched(observed()))
+    short = rank(rows=16, passes=passes, record=RECORD | {"drops_last": drops_last}, num_samples=num_samples)
+    short = dataclasses.replace(short, steps=short.steps[:num_steps])
+
+    assert judge(watched(short), 16).max_samples == most
+
+
 def test_memory_that_was_refused_in_observed_steps_is_out_of_memory(judge):
     refused = dataclasses.replace(observed(), memory={"num_ooms": 3, "num_ooms_before": 1})
 
