@@ -95,6 +95,9 @@ OF_NO_SIZE = (
     "IsADirectoryError",
     "JSONDecodeError",
 )
+# And those of no value, for which a device that computes none is not to blame. Source: chosen; torch refuses values by
+# a RuntimeError, and programs do so by a ValueError, an AssertionError, an IndexError or a KeyError.
+OF_NO_VALUE = (*OF_NO_SIZE, "TypeError", "NotImplementedError")
 # What a program says that trains in a new folder alone, before its first batch. Source: `errno.EEXIST` and `ENOTEMPTY`,
 # Python's `FileExistsError`, transformers ("already exists and is not empty").
 _FOLDER_EXISTS = re.compile(
@@ -384,7 +387,7 @@ class Judge:
             return None
         return UserProgramError(
             f"the command fails before its first batch, whatever the size: {failure.reason}",
-            hint=(self._suggest_start if failure.exception_type in OF_NO_SIZE else self.suggest_by_hand)(given),
+            hint=(self._suggest_start if failure.exception_type in OF_NO_VALUE else self.suggest_by_hand)(given),
             traceback_text=failure.traceback_text,
         )
 

@@ -121,6 +121,7 @@ class RunResult:
             is_emulated=self.is_emulated,
             is_estimated=self.is_estimated,
             is_of_command=self.batch.num_replicas is not None,
+            num_replicas=self.batch.num_replicas or 1,
         )
 
     def rows(self, view: View) -> Iterator[Row]:

@@ -97,7 +97,8 @@ class EstimatePart:
         mfu = "" if self.mfu is None else f"; {self.mfu:.0%} of the peak arithmetic (MFU)"
         update = "" if self.update_s is None else f"; an update takes {format_seconds(self.update_s)} beside the passes"
         update = ", updates included" if self.has_update else update
-        update += ", loading of data not" if view.is_of_command else ""
+        exchanged = " and what replicas exchange" if view.num_replicas > 1 else ""
+        update += f", loading of data{exchanged} not" if view.is_of_command else ""
         yield Row(
             "estimated",
             f"for {self.device_name}, not run: samples/s {describe_error(self.relative_sd)}{update}{mfu}{program}",

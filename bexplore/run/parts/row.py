@@ -22,3 +22,4 @@ class View:
     is_emulated: bool = False  # whether the device was emulated, so that no speed is known
     is_estimated: bool = False  # whether nothing ran, and a model tells of speed
     is_of_command: bool = False  # whether a training command ran
+    num_replicas: int = 1  # data-parallel replicas that it showed

@@ -143,7 +143,12 @@ def test_a_training_that_leaves_the_emulated_device_alone_is_refused(judge, devi
 
 @pytest.mark.parametrize(
     ("is_emulated", "kind", "is_told"),
-    [(False, "RuntimeError", False), (True, "RuntimeError", True), (True, "ImportError", False)],
+    [
+        (False, "RuntimeError", False),
+        (True, "RuntimeError", True),
+        (True, "ImportError", False),
+        (True, "TypeError", False),
+    ],
 )
 def test_a_failure_on_an_emulated_device_may_be_of_values_that_it_does_not_compute(judge, is_emulated, kind, is_told):
     hellos = ({"pid": 7, "host": "here", "rank": None, "is_emulated": is_emulated},)

@@ -142,6 +142,8 @@ def test_where_the_command_fixes_its_accumulation_a_pass_has_its_share_of_the_up
     assert result.estimate.has_update
     text = " ".join(summary_text(result, tolerance=0.02, target_confidence=90).split())
     assert "updates included, loading of data not" in text
+    several = dataclasses.replace(result, batch=dataclasses.replace(result.batch, num_replicas=2))
+    assert "loading of data and what replicas exchange not" in " ".join(summary_text(several, tolerance=0.02).split())
     assert "training Gradients of two micro-batch sizes were not compared" in text
 
 
