@@ -216,11 +216,17 @@ def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Seq
             hint=f"write {_PLACEHOLDER} at the place of the size and your values at the others:\n"
             f"bexplore init -- {quote_words(words)}",
         )
-    raise UserInputError(
-        f"no option of {path} is a micro-batch size{_listed(interfaces)}",
-        hint=f"write {_PLACEHOLDER} where it takes the size: bexplore init -- {shown} OPTION {_PLACEHOLDER}\n"
-        f"or let it be asked, which runs {shown} --help once: bexplore init --run-help {path}",
+    hint = (
+        f"write {_PLACEHOLDER} where it takes the size: bexplore init -- {shown} OPTION {_PLACEHOLDER}\n"
+        f"or let it be asked, which runs {shown} --help once: bexplore init --run-help {path}"
     )
+    if not any(one.parameters for one in interfaces):
+        line, _ = _explore_line(f"--env {VARIABLE}={_PLACEHOLDER} ", start)
+        hint = (
+            f'write int(os.environ["{VARIABLE}"]) where the script has the size, then type:\n{line}\n'
+            f"where it takes options, {hint}"
+        )
+    raise UserInputError(f"no option of {path} is a micro-batch size{_listed(interfaces)}", hint=hint)
 
 
 def _refuse_with_configuration(path: Path, start: Sequence[str], interfaces: Sequence[Interface]) -> None:

@@ -23,7 +23,7 @@ NAMES = {
             "pergpubatchsize",
         ),
         *("localbatchsize", "samplespergpu", "trainbatchsize", "batchsizetrain", "batchsize", "minibatchsize"),
-        *("mbs", "microbatch", "trainbs", "bsz", "bs", "trainbatch", "batch", "b"),
+        *("mbs", "microbatch", "trainbs", "bsize", "bsz", "bs", "trainbatch", "batch", "b"),
     ),
     "accumulation": (
         *("gradientaccumulationsteps", "gradaccumsteps", "gradaccumulationsteps", "accumulationsteps", "accumsteps"),

@@ -29,6 +29,7 @@ from bexplore.errors import UserInputError
         ),
         ("import lightning.pytorch as pl\nbatch_size = 4\n", ":2: batch_size=4 is fixed", "MicroBatchSizeFinder"),
         ("print()\n", "is a micro-batch size", "write {micro_batch_size} where"),
+        ("points = 2540\n", "is a micro-batch size", "--env MICRO_BATCH_SIZE={micro_batch_size} --writes-are-fine"),
         ("batch_size = True\n", "is a micro-batch size", "write {micro_batch_size} where"),
     ],
 )
