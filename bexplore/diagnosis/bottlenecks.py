@@ -243,12 +243,12 @@ def find_bottlenecks_so_far(
         observations: The probes with those settings.
         cost_model: The trace of that job; None for none.
     """
-    sizes = result.batch.global_batch_sizes
+    batch = result.batch.nearest
     evidence = JobEvidence(
         job=job,
         observations=[estimated(item, result.answer.speeds) for item in observations],
         micro_batch_size=result.micro_batch_size,
-        accumulation_steps=sizes[0].accumulation_steps if sizes else None,
+        accumulation_steps=None if batch is None else batch.accumulation_steps,
         cost_model=cost_model,
         device_info=result.device_info,
         is_of_command=result.batch.num_replicas is not None,

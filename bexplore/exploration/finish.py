@@ -170,8 +170,7 @@ class Finish:
         return self._engine.time_loader(size) if has_loader else None
 
     def _bottlenecks(self, facts: Facts, result: RunResult) -> tuple[Bottleneck, ...]:
-        sizes = result.batch.global_batch_sizes
-        batch = result.batch.of_user or (sizes[0] if sizes else None)
+        batch = result.batch.nearest
         evidence = JobEvidence(
             job=self.config.job,
             observations=facts.own,

@@ -102,6 +102,12 @@ class BatchPart:
         """The valid size that is the user's own; None where it is not valid, or none was given."""
         return next((one for one in self.global_batch_sizes if one.global_batch_size == self.batch_size), None)
 
+    @property
+    def nearest(self) -> ValidBatchSize | None:
+        """The valid size that is the nearest to the user's own; the smallest without one, and None without any."""
+        own = self.batch_size or 0
+        return min(self.global_batch_sizes, key=lambda one: abs(one.global_batch_size - own), default=None)
+
 
 def global_batch_sizes(
     config: Config, micro_batch_size: int, passes_per_step: int | None = None
