@@ -158,8 +158,8 @@ def only_base_runs(space: Space, finished: Sequence[Evidence]) -> bool:
     belief = RunBelief.from_evidence(space, finished)
     if belief is None or belief.words is None or not belief.excludes_by_rule:
         return True
-    others = np.array([size for size in space.sizes if size != space.base], dtype=np.int64)
-    allowed = others[belief.likeliest_rule.runs(others)]
+    beyond = np.array([size for size in space.sizes if size != space.base], dtype=np.int64)
+    allowed = beyond[belief.likeliest_rule.runs(beyond)]
     has_failed = np.isin(allowed, belief.failed)
     untried = allowed[~has_failed]
     return bool(has_failed.any()) and (not len(untried) or float(belief.probability(untried).max()) < UNLIKELY)

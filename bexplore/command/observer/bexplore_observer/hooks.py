@@ -61,7 +61,7 @@ def _watch_processes(observer: Observer) -> None:
                 observer.errors.note(error, "process")
             raise
 
-    BaseProcess.run = run  # type: ignore[method-assign]
+    BaseProcess.run = run  # type: ignore[assignment, method-assign]
 
 
 def _watch_backward(observer: Observer) -> None:
