@@ -288,7 +288,7 @@ RISING = """
 import sys
 import torch
 
-batch_size, nbs, nw, last, accumulate = int(sys.argv[1]), 64, 1000, -1, 1
+batch_size, nbs, nw, last, accumulate = int(sys.argv[1]), 64, 10**9, -1, 1
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 loader = torch.utils.data.DataLoader(torch.randn(65536, 4), batch_size, shuffle=True)

@@ -46,6 +46,7 @@ class Training:
         hellos_at_s: Seconds after which it has imported torch.
         hello: What it says of itself then.
         more: Counts of other processes.
+        errors: That are reported from the start on.
     """
 
     clock: Clock
@@ -57,6 +58,7 @@ class Training:
     began_s: float = 1000.0
     hellos_at_s: float = FOREVER_S
     hello: dict = field(default_factory=dict)
+    errors: tuple[dict, ...] = ()
 
     def read(self) -> Reports:
         now_s = self.clock.now_s - self.began_s
@@ -64,7 +66,8 @@ class Training:
         last = self.max_steps if self.last_step is None else self.last_step
         ranks = (record(last, self.own_from_step),) if counts[0] >= last else ()
         hellos = ({"pid": 1, "host": "host", "rank": 0} | self.hello,) if now_s >= self.hellos_at_s else ()
-        return Reports(hellos=hellos, counts={PLACE: (min(counts[0], last), *counts[1:])} | self.more, ranks=ranks)
+        found = {PLACE: (min(counts[0], last), *counts[1:])} | self.more
+        return Reports(hellos=hellos, counts=found, ranks=ranks, errors=self.errors)
 
     def stop_after(self, step: int) -> None:
         self.last_step = step
@@ -95,7 +98,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def watched(training: Training, **fields) -> tuple[Ending, float]:
     """Return how the watch ended and after how many seconds; it gives up after a thousand hours."""
-    start = SimpleNamespace(return_code=None, alive=lambda: [1, 2], find_unobserved=list)
+    start = SimpleNamespace(return_code=None, alive=lambda: [1, 2], find_unobserved=list, hold_scripts=lambda: None)
     given = {"time_limit_s": 3.6e6, "num_warmup": NUM_WARMUP} | fields
     watch = Watch(
         start=start,  # type: ignore[arg-type]
@@ -195,6 +198,28 @@ def test_what_comes_before_the_first_step_may_take_as_long_as_it_likes(clock):
         return steps, steps, 3 + steps, 0
 
     assert watched(Training(clock, compiling))[0] is Ending.OBSERVED
+
+
+@pytest.mark.parametrize(
+    ("where", "first_step_s", "ending"),
+    [
+        ("uncaught", FOREVER_S, Ending.ERROR),
+        ("process", FOREVER_S, Ending.ERROR),
+        ("process", 0.0, Ending.OBSERVED),
+        ("handled", FOREVER_S, Ending.TIMED_OUT),
+    ],
+    ids=["of the program", "waited for", "beside the training", "caught"],
+)
+def test_an_error_ends_a_start_unless_another_process_trains(clock, where, first_step_s, ending):
+    def counts_at(seconds: float) -> tuple[int, int, int, int]:
+        steps = int(max(0.0, seconds - first_step_s) / 0.1)
+        return steps, steps, steps, 0
+
+    link = {"type": "TypeError", "module": "builtins", "message": "of a process"}
+    training = Training(clock, counts_at)
+    training.errors = ({"where": where, "rank": None, "chain": [link], "traceback": "", "num_batches": 0},)
+
+    assert watched(training, time_limit_s=1000.0)[0] is ending
 
 
 def test_batches_read_for_long_without_a_pass_train_elsewhere(clock):

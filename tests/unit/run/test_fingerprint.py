@@ -69,6 +69,11 @@ def test_what_the_search_runs_is_verified_where_the_training_may_have_another_sp
     assert (settings.compile_time_s == 0.0) is (of_training is Compilation.EAGER)
 
 
+@pytest.mark.parametrize(("explore", "repeats"), [({}, True), ({"device_name": "h100"}, False)])
+def test_speeds_that_are_estimated_are_asked_for_once(folder, explore, repeats):
+    assert search_settings(folder.load(sections(explore=explore))).repeats is repeats
+
+
 def test_all_ranks_and_one_rank_are_runs_of_their_own(folder):
     assert changes(folder, {"parallelism": {}}, {"parallelism": {}, "launcher": "torchrun"}) == [
         "launcher: none -> torchrun"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 import statistics
 from collections.abc import Callable
@@ -362,6 +363,17 @@ def test_where_nothing_but_the_base_runs_there_is_no_answer():
     assert len(runner.wasted) == len(set(runner.wasted))
     assert len(runner.wasted) <= 8
     assert all(probe.purpose is not Purpose.VERIFY for probe in runner.probes)
+
+
+@pytest.mark.parametrize(("repeats", "is_once"), [(True, False), (False, True)])
+def test_a_size_whose_speed_is_estimated_is_probed_once(repeats, is_once):
+    random_state = random.Random(0)
+    runner = CurveRunner(lambda size: 100.0 * math.exp(random_state.gauss(0.0, 0.1)))
+    settings = dataclasses.replace(EXACT, repeats=repeats, max_probes=12, target_confidence=98, training_time_s=1e8)
+
+    result_of(runner, Space.from_sizes([8, 9, 10, 11, 12]), settings)
+
+    assert (len(set(runner.sizes)) == len(runner.sizes)) is is_once
 
 
 def test_a_size_is_not_recommended_while_every_other_that_was_tried_crashes():
