@@ -44,8 +44,8 @@ _COMMAND_FILE = """\
 explore:
   command: {command}
 {env}{writes}{replica_batch_size}\
-  # global_batch_size: 256  # samples of one optimizer step over all replicas, to be kept
-  # replicas: 8             # data-parallel replicas; the first start shows them
+  # global_batch_size: 256  # as an example: samples of one optimizer step over all replicas, to be kept
+  # replicas: 8             # as an example: data-parallel replicas; the first start shows them
 """
 _WRITES = """\
   # The command has no output folder of its own for each start: it may write over what is there.

@@ -129,12 +129,13 @@ class AnswerPart:
         tokens, samples_per_s = self.tokens_per_sample, self.samples_per_s
         if tokens is None or samples_per_s is None:
             return None
+        of_each = "" if self.total_samples_per_s in (None, samples_per_s) else " of each replica"
         mean = f"samples have {tokens:.4g} in the mean"
         if tokens < 1:
             mean = f"the size counts tokens, of which {1.0 - tokens:.0%} are padding"
         return (
-            f"{tokens * samples_per_s:,.0f} tokens/s without padding; {mean}, to which the seconds of each step are "
-            "adjusted"
+            f"{tokens * samples_per_s:,.0f} tokens/s{of_each} without padding; {mean}, to which the seconds of each "
+            "step are adjusted"
         )
 
     def smaller_size(self, tolerance: float) -> str | None:

@@ -152,6 +152,8 @@ def test_starts_that_check_a_command_after_the_search_are_told_apart():
 )
 def test_tokens_are_told_by_what_the_size_counts(tokens, told):
     assert told in " ".join(words(result(tokens_per_sample=tokens)).split())
+    of_two = " ".join(words(result(tokens_per_sample=tokens, total_samples_per_s=10_000.0)).split())
+    assert "tokens/s of each replica without padding" in of_two
 
 
 def test_the_answers_own_process_is_told_by_what_the_training_runs():

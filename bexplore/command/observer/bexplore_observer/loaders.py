@@ -87,7 +87,11 @@ class LoaderWatch:
         """
         observer, last, now_s = self._observer, self._last_fetch, clock()
         self._last_fetch = key, observer.total_passes, now_s
-        if last is None or not observer.total_passes or not self.fetches.is_off:
+        if last is None:
+            return
+        if last[:2] == (key, observer.total_passes) and not self.fetches.is_off:
+            observer.note_refused()
+        if not observer.total_passes or not self.fetches.is_off:
             return
         if last[:2] == (key, observer.total_passes) and threading.get_ident() == observer.thread:
             self.fetches.drop_last(last[0], (last[2], now_s))

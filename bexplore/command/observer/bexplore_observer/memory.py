@@ -64,6 +64,11 @@ class Device:
             step["ended_s"] = events[0].elapsed_time(ends[-1]) / 1e3
             step["update_s"] = sum(a.elapsed_time(b) for a, b in zip(begins, ends)) / 1e3
 
+    def count_refusals(self) -> int:
+        """Return how often the allocator refused memory so far."""
+        cuda = self._torch.cuda
+        return cuda.memory_stats(self.find_index()).get("num_ooms", 0) if cuda.is_initialized() else 0
+
     def read_memory(self) -> dict[str, int]:
         """Return the peaks and counts of the allocator."""
         cuda, index = self._torch.cuda, self.find_index()

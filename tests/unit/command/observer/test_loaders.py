@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -156,6 +158,28 @@ def test_epochs_without_a_batch_end_the_wait_for_one(observe, read_record, monke
         observer.loaders.note_end_of_epoch(Epoch(num_yielded=0))
 
     assert read_record()["outcome"] == "no_batch"
+
+
+@pytest.mark.parametrize(
+    ("num_ooms", "is_evaluation", "is_told"), [(1, False, True), (0, False, False), (1, True, False)]
+)
+def test_batches_in_a_row_without_a_pass_are_refused_memory_that_is_caught(
+    observe, fake_torch, settings, num_ooms, is_evaluation, is_told
+):
+    observer = observe()
+    fake_torch.cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 1,
+        memory_allocated=lambda index: 1,
+        memory_stats=lambda index: {"num_ooms": num_ooms},
+    )
+
+    for _ in range(2):
+        observer.loaders.drop_evaluated((1, True, 0))
+        observer.loaders.fetches.is_off = is_evaluation
+
+    told = [json.loads(path.read_text()) for path in Path(settings["reports"]).glob("error-*.json")]
+    assert [one["chain"][0]["type"] for one in told] == ["MemoryError"] * is_told
 
 
 class Epoch:
