@@ -117,5 +117,5 @@ def test_a_probe_whose_start_is_not_shared_has_no_more_than_the_announced_starts
     events = list(explore(load_config(None, overrides=overrides), ExploreOptions(model_dir="run")))
 
     (planned,) = [event for event in events if isinstance(event, Planned)]
-    assert " up to 2 times, " in planned.notices[0]
+    assert " up to 3 times, " in planned.notices[0]
     assert (len(probes_of(events)), starts(tmp_path)) == (1, 1)  # the first size has a start of its own anyway
