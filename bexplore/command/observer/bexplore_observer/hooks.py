@@ -101,7 +101,7 @@ def _watch_loader(observer: Observer) -> None:
     @functools.wraps(of_torch)
     def __next__(iterator: Any) -> Any:
         key = observer.loaders.find_key(iterator, has_gradients())
-        observer.loaders.drop_evaluated(key)
+        observer.loaders.note_use(key)
         if key != observer.loaders.fetches.reading:
             observer.loaders.fetches.turn_to(key, observer.total_passes)
         try:

@@ -22,6 +22,7 @@ DIGESTS = 3  # batches that are compared between ranks
 # Epochs without a batch, and seconds since the first, after which no batch is expected any more. Source: chosen;
 # an empty epoch takes a millisecond, and with workers a tenth of a second.
 EMPTY_EPOCHS, EMPTY_S = 3, 2.0
+REFUSED = 2  # batches without a pass that are refused memory, from which on a program catches that
 WRAPPED_SAMPLERS = 3  # one in the other, that are looked into
 
 
@@ -45,6 +46,8 @@ class LoaderWatch:
         self.fetches = Fetches(lambda: self._observer.size)
         self.num_read = 0  # batches that were read for passes
         self._last_fetch: tuple[Any, int, float] | None = None  # its key, the passes before, and when it began
+        self._passes_before = -1  # the last fetch, of whatever epoch
+        self._num_refusals, self._num_refused = 0, 0  # of the allocator so far; batches since a pass that met one
         self._first_read: Any = None  # a weak reference to a tensor of the first of these batches
         self._fetched_s = 0.0  # when the first batch after the last update was read; 0 for not yet
         self.fetched_s_of_steps: array[float] = array("d")  # of the step after each
@@ -80,22 +83,35 @@ class LoaderWatch:
         dataset = id(getattr(iterator, "_dataset", None))
         return dataset, has_gradients, self.readers.find_place(iterator, dataset)
 
-    def drop_evaluated(self, key: tuple[int, bool, int]) -> None:
-        """Take the last batch for one of an evaluation, where it was used without gradients and no pass followed.
+    def note_use(self, key: tuple[int, bool, int]) -> None:
+        """Note what the last batch was used for, before the next one is read.
 
-        An evaluation may read the training's own loader. A thread that reads ahead has its passes later.
+        It is of an evaluation, which may read the training's own loader, where it was used without gradients and no
+        pass followed. A thread that reads ahead has its passes later.
         """
         observer, last, now_s = self._observer, self._last_fetch, clock()
         self._last_fetch = key, observer.total_passes, now_s
-        if last is None:
-            return
-        if last[:2] == (key, observer.total_passes) and not self.fetches.is_off:
-            observer.note_refused()
-        if not observer.total_passes or not self.fetches.is_off:
+        self._note_refused(has_pass=observer.total_passes != self._passes_before)
+        self._passes_before = observer.total_passes
+        if last is None or not observer.total_passes or not self.fetches.is_off:
             return
         if last[:2] == (key, observer.total_passes) and threading.get_ident() == observer.thread:
             self.fetches.drop_last(last[0], (last[2], now_s))
             self._fetched_s = 0.0  # the step has not read its own yet
+
+    def _note_refused(self, *, has_pass: bool) -> None:
+        """Tell that memory is refused for one batch after the other, and the program goes on without a pass.
+
+        A compiler that tries kernels may be refused memory before its first pass.
+        """
+        if has_pass or self.fetches.is_off:
+            self._num_refused = 0
+            return
+        num_refusals = self._observer.device.count_refusals()
+        self._num_refused += num_refusals > self._num_refusals
+        self._num_refusals = num_refusals
+        if self._num_refused >= REFUSED:
+            self._observer.errors.note(MemoryError("CUDA out of memory, which the program caught"), "handled")
 
     def end_epoch(self, iterator: Any) -> None:
         """Note that an iterator has no further batch."""

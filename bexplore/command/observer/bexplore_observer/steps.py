@@ -156,11 +156,6 @@ class Observer:
         if not self.is_done:
             self.errors.note_handled()
 
-    def note_refused(self) -> None:
-        """Write that memory was refused, where the program goes on without the pass of a batch: it has caught that."""
-        if not self.errors.is_written and self.device.count_refusals():
-            self.errors.note(MemoryError("CUDA out of memory, which the program caught"), "handled")
-
     def _count_progress(self) -> tuple[int, int, int, int, int]:
         num_read, num_signs = self.loaders.num_read, self.exchange.num_signs
         # A program that keeps what it reads has not come to its first pass yet.

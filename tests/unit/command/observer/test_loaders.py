@@ -161,21 +161,25 @@ def test_epochs_without_a_batch_end_the_wait_for_one(observe, read_record, monke
 
 
 @pytest.mark.parametrize(
-    ("num_ooms", "is_evaluation", "is_told"), [(1, False, True), (0, False, False), (1, True, False)]
+    ("refusals", "is_evaluation", "is_told"),
+    [
+        pytest.param([0, 1, 2], False, True, id="of one batch after the other"),
+        pytest.param([1, 1, 1], False, False, id="of one, as of a compiler that tries kernels"),
+        pytest.param([0, 0, 0], False, False, id="of none"),
+        pytest.param([0, 1, 2], True, False, id="in an evaluation"),
+    ],
 )
-def test_batches_in_a_row_without_a_pass_are_refused_memory_that_is_caught(
-    observe, fake_torch, settings, num_ooms, is_evaluation, is_told
-):
-    observer = observe()
+def test_memory_that_is_refused_without_a_pass_is_told(observe, fake_torch, settings, refusals, is_evaluation, is_told):
+    observer, found = observe(), iter(refusals)
     fake_torch.cuda = SimpleNamespace(
         is_initialized=lambda: True,
         device_count=lambda: 1,
         memory_allocated=lambda index: 1,
-        memory_stats=lambda index: {"num_ooms": num_ooms},
+        memory_stats=lambda index: {"num_ooms": next(found)},
     )
 
-    for _ in range(2):
-        observer.loaders.drop_evaluated((1, True, 0))
+    for _ in range(4):
+        observer.loaders.note_use((1, True, 0))
         observer.loaders.fetches.is_off = is_evaluation
 
     told = [json.loads(path.read_text()) for path in Path(settings["reports"]).glob("error-*.json")]
