@@ -417,9 +417,9 @@ class Judge:
                 hint="leave the checkpoint out while you explore, which an earlier start may have written where the "
                 "command writes; the size holds for the resumed training too",
             )
-        risen = max(rank.record.get("risen_accumulation") or 0 for rank in reports.ranks)
-        if risen and not self.command.sets_accumulation:
-            timing = timing.with_micro_batches(risen)
+        after_warmup = max(rank.record.get("accumulation_after_warmup") or 0 for rank in reports.ranks)
+        if after_warmup and not self.command.sets_accumulation:
+            timing = timing.with_micro_batches(after_warmup)
         if all(rank.record["is_emulated"] and rank.record["device"] == "cpu" for rank in reports.ranks):
             return UserProgramError(
                 "the training ran on the CPU, and not on the emulated device",
@@ -480,7 +480,7 @@ class Judge:
                 *list_notes(reports),
                 *self._note_longest(reports),
                 *_note_lengths(reports, timing),
-                *_note_risen(reports),
+                *_note_warmup(reports),
                 *_note_resumed(reports),
             ),
             **_describe_times(blank, timing, opened, whole_steps=not self.command.sets_accumulation),
@@ -559,12 +559,12 @@ def _note_lengths(reports: Reports, timing: StepTiming) -> Iterator[str]:
             return
 
 
-def _note_risen(reports: Reports) -> Iterator[str]:
+def _note_warmup(reports: Reports) -> Iterator[str]:
     """Yield that steps were observed in a warmup of the accumulation."""
-    if any(rank.record.get("risen_accumulation") for rank in reports.ranks):
+    if any(rank.record.get("accumulation_after_warmup") for rank in reports.ranks):
         yield (
-            "the command's accumulation rises in a warmup, in which its steps were observed: a step is told with the "
-            "micro-batches that it has afterwards, from passes and updates that were timed apart"
+            "the accumulation of the command grows in a warmup, in which its steps were observed: a step is told with "
+            "the micro-batches that it has afterwards, from passes and updates that were timed apart"
         )
 
 

@@ -314,7 +314,7 @@ def test_steps_in_a_warmup_of_the_accumulation_are_told_as_those_behind_it(tmp_p
 
     assert [one.details["micro_batches_per_step"] for one in (base, further)] == [64, 4]
     assert not runner.shares_starts
-    assert all("rises in a warmup" in one.warnings[-1] for one in (base, further))
+    assert all("grows in a warmup" in one.warnings[-1] for one in (base, further))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ STOP_REASONS: dict[str, str] = {
 LIMITS: dict[str, str] = {StopReason.MAX_PROBES: "max_probes", StopReason.TIME_BUDGET: "time_budget_s"}
 # Share by which the answer must be slower than another size to be told so. Source: speeds are printed with four digits.
 LEAST_SHARE = 0.001
-APART = 0.02  # share of a measured speed beyond which another one is told beside it. Source: the indifference zone
+APART = 0.02  # share of a measured speed from which a speed differs. Source: the indifference zone
 MAX_TRACEBACK_LINES = 8
 MAX_FAILURES = 4  # reasons; more would push the answer off the screen
 

@@ -58,7 +58,7 @@ def write_record(observer: Observer, outcome: str) -> None:
         batch_coupled=observer.find_batch_coupled(),
         parallel_devices=count_parallel_devices(torch),
         is_resumed=observer.is_resumed,
-        risen_accumulation=observer.risen_accumulation,
+        accumulation_after_warmup=observer.accumulation_after_warmup,
         optimizers=sorted(observer.optimizer_names),
         memory=memory,
         compiler=read_compiler_counters(),

@@ -24,7 +24,7 @@ from .loaders import LoaderWatch
 from .memory import Device, MemoryStep, is_emulated, limit_host_memory, read_status_bytes
 from .models import ModelWatch, UnseenUpdates, find_batch_coupled
 from .reports import ErrorReport, find_place, read_rank, write_hello, write_record
-from .warmups import find_risen_accumulation
+from .warmups import find_accumulation_after_warmup
 
 LEVELS_OF_MODEL = 3  # of modules that are watched, a step each, until one is called
 # Backward passes beyond the accumulation without any update: no optimizer can be seen. Source: chosen; a batch of 2,048
@@ -91,7 +91,7 @@ class Observer:
         self._batch_coupled: list[str] | None = None  # not looked for yet
         self.first_backward_at_s: float | None = None
         self.is_resumed = False
-        self.risen_accumulation: int | None = None  # that to which a warmup rises
+        self.accumulation_after_warmup: int | None = None  # that to which a warmup rises
         self.num_saving = 0  # calls of `torch.save` that are under way
         self._has_pulse = False
         self.num_passes_before = 0  # of this start before the probe
@@ -282,7 +282,9 @@ class Observer:
         numel = sum(p.numel() for p in parameters)
         self._numel_of_optimizers[id(optimizer)] = numel
         self._first_parameters[id(optimizer)] = id(parameters[0]) if parameters else 0
-        self.risen_accumulation = self.risen_accumulation or find_risen_accumulation(sys._getframe())
+        self.accumulation_after_warmup = self.accumulation_after_warmup or find_accumulation_after_warmup(
+            sys._getframe()
+        )
         self.optimizer_names.add(type(optimizer).__name__)
         self.exchange.log.write("optimizer", type=type(optimizer).__name__, elements=numel)
         if numel > self._clock_numel:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from types import FrameType
 from typing import Any
 
-MOST_FRAMES = 40  # from an update up to the loop that trains
+MOST_FRAMES = 40  # from an update up to the training loop. Source: chosen
 
 
-def find_risen_accumulation(frame: FrameType | None) -> int | None:
+def find_accumulation_after_warmup(frame: FrameType | None) -> int | None:
     """Return the micro-batches that a step has after the warmup of the loop that runs; None where it has none."""
     for _ in range(MOST_FRAMES):
         if frame is None:

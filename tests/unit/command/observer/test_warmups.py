@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from bexplore.command.observer.bexplore_observer.warmups import find_risen_accumulation
+from bexplore.command.observer.bexplore_observer.warmups import find_accumulation_after_warmup
 
 
 def update() -> int | None:
-    return find_risen_accumulation(sys._getframe())
+    return find_accumulation_after_warmup(sys._getframe())
 
 
 def script(ni: int, nw: int) -> int | None:
@@ -43,10 +43,10 @@ class Trainer:
 
 
 @pytest.mark.parametrize(
-    ("train", "risen"), [(script, 5), (script_of_ranks, 4), (Trainer().train, 4), (Trainer().train_capped, 3)]
+    ("train", "after_warmup"), [(script, 5), (script_of_ranks, 4), (Trainer().train, 4), (Trainer().train_capped, 3)]
 )
-def test_the_accumulation_behind_a_warmup_is_read_from_the_loop_that_is_in_it(train, risen):
-    assert [train(0, 100), train(100, 100), train(101, 100), train(0, -1)] == [risen, risen, None, None]
+def test_the_accumulation_behind_a_warmup_is_read_from_the_loop_that_is_in_it(train, after_warmup):
+    assert [train(0, 100), train(100, 100), train(101, 100), train(0, -1)] == [after_warmup, after_warmup, None, None]
 
 
 def test_a_loop_that_names_its_variables_otherwise_has_no_warmup():
