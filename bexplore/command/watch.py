@@ -52,6 +52,10 @@ AFTER_ERROR_S = 3.0
 LEAVING_S = 20.0
 # A training that had completed a step is lost when the next takes longer than this, and so many times the longest.
 HANG_S, HANG_TIMES = 60.0, 20.0
+# Ranks that show nothing new for this long, and so many times the longest that they had, while one waits after the last
+# step: another read its number too late, has begun the step after it, and waits there for the first. Source: chosen; a
+# number of a later step that nobody needed costs a few steps.
+PARTED_S, PARTED_TIMES = 5.0, 2.0
 # Seconds after which the last step of a further size, announced beforehand, is named anew: an evaluation runs in
 # its steps. Source: chosen; half a second of steps is announced.
 LATE_S = 5.0
@@ -210,9 +214,12 @@ class Watch:
         last = fastest + 2 + math.ceil(ahead_s / max(step_s, LEAST_STEP_S))
         is_long = seen_s - since_s + ahead_s >= self._choose_timed_s(since_s - self._began_s)
         is_enough = is_long and fastest > first and last - first >= MIN_TIMED_STEPS
+        is_parted = self._is_passed or self._waits_for_parked(now_s)
         if self.num_steps is not None and last >= self.num_steps:
-            return
-        if self._is_passed or (self._last_step is None and is_enough):
+            if not is_parted or self._last_step == self.num_steps:
+                return
+            last = self.num_steps
+        if is_parted or (self._last_step is None and is_enough):
             self._last_step = last
             self.stop_after(self._last_step)
 
@@ -236,6 +243,13 @@ class Watch:
     def _is_passed(self) -> bool:
         """Whether a rank has passed the last step, so that the others have to go on."""
         return self._last_step is not None and max(self.reports.num_steps.values()) > self._last_step
+
+    def _waits_for_parked(self, now_s: float) -> bool:
+        """Return whether a rank has begun the step after the last one and waits there for one that has parked."""
+        has_parked = any(rank.outcome == "observed" for rank in self.reports.ranks)
+        if self._last_step is None or not has_parked or self.reports.are_whole:
+            return False
+        return now_s - self._progressed_s > max(PARTED_S, PARTED_TIMES * self._longest_s)
 
     def _lives_on(self) -> bool:
         """Return whether training processes outlive the command itself, as those of a cluster may."""

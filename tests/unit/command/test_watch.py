@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pytest
@@ -257,3 +257,37 @@ def test_a_further_size_with_long_evaluations_ends_before_all_its_steps(clock):
 
     assert ending is Ending.OBSERVED
     assert seconds < NUM_WARMUP + LATE_S + 10.0
+
+
+@pytest.mark.parametrize("num_steps", [None, 64])
+def test_a_rank_that_read_the_last_step_too_late_is_no_hang(clock, num_steps):
+    parted = Parted(clock, stepping(0.1), max_steps=num_steps or NEVER)
+
+    ending, seconds = watched(parted, num_steps=num_steps)
+
+    assert ending is Ending.OBSERVED
+    assert parted.named[-1] > parted.named[0] + 1
+    assert seconds < HANG_S / 2
+
+
+@dataclass
+class Parted(Training):
+    """Two ranks: the second has begun the step after the first last step, and waits there for the first."""
+
+    named: list[int] = field(default_factory=list)
+
+    def read(self) -> Reports:
+        reports = super().read()
+        first = reports.counts[PLACE][0]
+        if len(self.named) < 2:  # no gradient comes from the rank that parks, and no step of the other ends
+            ranks = [replace(rank, world_size=2) for rank in reports.ranks]
+            steps = max(0, first - 1)
+        else:
+            ranks = [replace(rank, world_size=2, rank=number) for rank in reports.ranks for number in (0, 1)]
+            steps = first
+        counts = {PLACE: (first, first, 0, 0), OTHER: (steps, steps, 0, 0)}
+        return replace(reports, ranks=tuple(ranks), counts=counts)
+
+    def stop_after(self, step: int) -> None:
+        super().stop_after(step)
+        self.named.append(step)
