@@ -458,6 +458,8 @@ class Judge:
             details["arrived"] = asdict(self.learned.sizes.arrived[size])
         if wrong is not None and wrong.num_samples is not None:
             return replace(blank, reason=wrong.why, details=details, max_samples=wrong.num_samples)
+        if wrong is not None and wrong.is_rounded:
+            return replace(blank, outcome=Outcome.CRASHED, reason=wrong.why, details=details)
         swallowed = wrong.why if wrong is not None else describe_swallowed(reports)
         if swallowed:
             hint = f"; {wrong.hint}" if wrong is not None else ""

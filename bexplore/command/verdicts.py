@@ -30,9 +30,8 @@ DROPPED = 1.5
 # Lists of a loader's samples with the usual length, over all of them, from which that is the length of its batches.
 # Source: of an epoch of ten batches, all but the last.
 LISTED = 0.9
-_ROUNDED = (
-    "where the command rounds a size or divides it, explore the sizes that it takes, as by explore.candidates: [8, 16]"
-)
+# A size that arrives as another one within this factor was rounded. Source: powers of two, which are the farthest apart.
+ROUNDED = 2.0
 
 
 class CheckResult(StrEnum):
@@ -54,6 +53,7 @@ class Finding:
     is_of_this_size: bool = False  # whether other sizes may do what they are asked for
     # The most that arrive, whatever is asked for; None where that is not what kept them away
     num_samples: int | None = None
+    is_rounded: bool = False  # whether the command makes another size of it, though it follows others
 
     @property
     def is_refused(self) -> bool:
@@ -176,15 +176,15 @@ class SizeCheck:
         has_followed = any(other == seen for other, seen in others.items())
         is_cut_below = any(seen.cut_from and other < rows for other, seen in self.arrived.items())
         is_constant = self._is_constant(rows, size) and not is_cut_below
-        if rows > size or is_constant or not has_followed:
-            hint = "write {micro_batch_size} where the command takes the samples of one device's pass"
-            return _contradict(why, f"{hint}; {_ROUNDED}" if has_followed else hint)
         is_of_this_size = size != self.unconfirmed
+        has_larger = any(other > rows != seen for other, seen in others.items())
+        if is_of_this_size and not was_tried and self._is_rounded(rows, size):
+            return _contradict(f"{why}: the command rounds it", "", is_of_this_size=True, is_rounded=True)
+        if rows > size or is_constant or not has_followed or (has_larger and is_of_this_size and not was_tried):
+            return _contradict(why, "write {micro_batch_size} where the command takes the samples of one device's pass")
         if was_tried or not is_of_this_size:
             hint = "turn off what changes a size on out-of-memory (auto_find_batch_size: false)"
             return _contradict(why, hint, is_of_this_size=is_of_this_size)
-        if any(other > rows != seen for other, seen in others.items()):
-            return _contradict(why, _ROUNDED)
         has_more = num_samples is not None and num_samples > rows
         why = f"{why}: {'the command takes' if has_more else 'the data has'} no more"
         hint = "let the command take larger sizes" if has_more else "train with more samples for larger sizes"
@@ -194,6 +194,15 @@ class SizeCheck:
         """Return whether as many samples arrived where a start was given another size, and few sizes were followed."""
         others = (seen for other, seen in self.given.items() if other != size)
         return rows in others and not self._rows_follow(size)
+
+    def _is_rounded(self, rows: int, size: int) -> bool:
+        """Return whether the command makes a near size of one, and followed another: a larger one where it made less.
+
+        Without a larger one the data, or a limit of the command, may end there.
+        """
+        followed = [other for other, seen in self.given.items() if other == seen != rows]
+        is_near = max(rows, size) < ROUNDED * min(rows, size)
+        return is_near and any(rows > size or other > rows for other in followed)
 
     def _is_divided(self, num_ranks: int) -> bool:
         """Return whether several sizes arrived as their share of a rank; packed batches do so at one size at most."""
@@ -294,13 +303,16 @@ def check_accumulation(timing: StepTiming, asked: int | None) -> Finding:
     return _contradict(why, "write {accumulation} where the command takes its accumulation steps")
 
 
-def _contradict(why: str, hint: str, *, is_of_this_size: bool = False, num_samples: int | None = None) -> Finding:
+def _contradict(
+    why: str, hint: str, *, is_of_this_size: bool = False, num_samples: int | None = None, is_rounded: bool = False
+) -> Finding:
     return Finding(
         result=CheckResult.CONTRADICTED,
         why=why,
         hint=hint,
         is_of_this_size=is_of_this_size,
         num_samples=num_samples,
+        is_rounded=is_rounded,
     )
 
 

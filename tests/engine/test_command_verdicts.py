@@ -367,6 +367,18 @@ def test_a_command_that_trains_with_another_size_gives_no_answer(tmp_path, size)
         explored(program(tmp_path, size=size))
 
 
+@pytest.mark.parametrize("least", [1, 8])
+def test_sizes_that_a_command_rounds_are_left_out_and_the_others_answer(tmp_path, least):
+    argv = program(tmp_path, size="max(8 * (size // 8), size % 8)")
+    events = explored(argv, min=least, max=256, max_probes=6)
+
+    probes = [event.observation for event in events if isinstance(event, ProbeFinished)]
+    rounded = [one for one in probes if one.outcome is Outcome.CRASHED]
+    assert all(one.micro_batch_size > 8 and one.micro_batch_size % 8 for one in rounded)
+    assert all("the command rounds it" in one.reason for one in rounded)
+    assert events[-1].result.micro_batch_size in {*range(1, 8), *range(8, 257, 8)}
+
+
 def test_one_signal_from_outside_leaves_the_size(tmp_path):
     mark = tmp_path / "struck"
     before = f"""import os, signal

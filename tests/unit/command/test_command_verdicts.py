@@ -362,6 +362,26 @@ def test_a_largest_size_is_of_the_data_only_where_the_data_has_no_more(check, nu
     assert finding.is_of_this_size and finding.num_samples == 32
 
 
+@pytest.mark.parametrize(
+    ("takes", "sizes"),
+    [
+        pytest.param(lambda size: max(8 * (size // 8), size % 8), [8, 256, 49, 50, 100], id="multiples of 8, below"),
+        pytest.param(lambda size: -(-size // 8) * 8, [8, 256, 49, 50, 100], id="multiples of 8, above"),
+        pytest.param(lambda size: 1 << (size.bit_length() - 1), [64, 40, 48, 63], id="powers of two"),
+        pytest.param(lambda size: max(size, 16), [64, 10, 12], id="a least size"),
+    ],
+)
+def test_a_size_that_the_command_rounds_fails_and_leaves_the_others(check, takes, sizes):
+    for size in sizes:
+        finding = check.check([listed(takes(size))], size, 1)
+        is_taken = takes(size) == size
+        assert (finding.result is VERIFIED, finding.is_rounded, finding.is_of_this_size) == (
+            is_taken,
+            not is_taken,
+            not is_taken,
+        ), size
+
+
 def test_batches_that_were_cut_do_not_show_that_sizes_are_followed(check):
     assert not take_capacity(check, [listed(1, longest=16)], 64)
     for size in (1, 2, 4):
