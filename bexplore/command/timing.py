@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, zip_longest
+from itertools import accumulate, compress, pairwise, zip_longest
 
 import numpy as np
 
@@ -31,7 +31,8 @@ STEPS_OF_RATIO = 2
 class StepTiming:
     """The timed steps of one rank."""
 
-    # Seconds from the end of one update to the end of the next, without evaluations between them
+    # Seconds from the end of one update to the end of the next, without evaluations between them, of a step with the
+    # usual number of micro-batches
     step_times_s: tuple[float, ...]
     update_times_s: tuple[float, ...]  # seconds of the updates in them
     pass_times_s: tuple[float, ...]  # seconds of one micro-batch in each step, without its update
@@ -64,7 +65,8 @@ def time_rank(
 ) -> StepTiming | None:
     """Return the timing of a rank; None where it has no step after its warm-up.
 
-    A step with twice the passes of others (a gradient scaler that skipped an update) counts by its passes.
+    A step with other passes than most (a gradient scaler that skipped an update, the end of an epoch) counts by its
+    passes, as a step of the usual number.
 
     Args:
         tokens_per_sample: For which seconds are given, where steps show their tokens; None for those of the rank.
@@ -97,16 +99,41 @@ def time_rank(
     if epoch is not None and epoch.num_steps <= len(timed):
         times_s, updates_s, counts = (epoch.means(values) for values in (times_s, updates_s, counts))
         times_s = [(s - u) / epoch.fill + u for s, u in zip(times_s, updates_s, strict=True)]
+    elif not shared:
+        whole = _list_full_steps(rank, micro_batch_size)[-len(timed) :]
+        if 2 * sum(whole) >= len(whole):
+            times_s, updates_s, counts = (list(compress(of, whole)) for of in (times_s, updates_s, counts))
+    passes_s = [(s - u) / n for s, u, n in zip(times_s, updates_s, counts, strict=True)]
+    usual = statistics.median(counts)
     return StepTiming(
-        step_times_s=tuple(times_s),
+        step_times_s=tuple(u + usual * s for u, s in zip(updates_s, passes_s, strict=True)),
         update_times_s=tuple(updates_s),
-        pass_times_s=tuple((s - u) / n for s, u, n in zip(times_s, updates_s, counts, strict=True)),
-        micro_batches_per_step=statistics.median(counts),
+        pass_times_s=tuple(passes_s),
+        micro_batches_per_step=usual,
         passes_per_step=statistics.median(step.num_passes for step in timed),
         num_steps=len(timed),
         tokens_per_sample=tokens_per_sample,
         share_left_out=share_left_out,
     )
+
+
+def _list_full_steps(rank: Rank, micro_batch_size: int) -> list[bool]:
+    """Return, of each step, whether all of its batches are surely full.
+
+    The last batch of an epoch may hold few samples, and a step of it may take a fraction of the seconds. Passes take
+    batches in the order in which these were read, some of them ahead.
+    """
+    usual = max(rank.rows, key=lambda rows: rank.rows[rows], default=0)
+    if usual != micro_batch_size or count_micro_batches_per_pass(rank.steps) != 1.0:
+        return [True] * len(rank.steps)
+    num_read = max(0, rank.before.get("num_fetches", 0) - rank.before.get("num_passes", 0))
+    suspects: set[int] = set()
+    for step in rank.steps:
+        if step.num_samples < step.num_fetches * micro_batch_size:
+            suspects |= set(range(num_read, num_read + step.num_fetches))
+        num_read += step.num_fetches
+    ends = list(accumulate(step.num_passes for step in rank.steps))
+    return [suspects.isdisjoint(range(end - step.num_passes, end)) for end, step in zip(ends, rank.steps, strict=True)]
 
 
 def _find_mean(batches: Sequence[tuple[int, int, int]], samples_of_batch: int | None) -> tuple[float, float]:

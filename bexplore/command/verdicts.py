@@ -30,7 +30,7 @@ DROPPED = 1.5
 # Lists of a loader's samples with the usual length, over all of them, from which that is the length of its batches.
 # Source: of an epoch of ten batches, all but the last.
 LISTED = 0.9
-# A size that arrives as another one within this factor was rounded. Source: powers of two, which are the farthest apart.
+# A size that arrives as another within this factor was rounded. Source: of powers of two, which are farthest apart.
 ROUNDED = 2.0
 
 

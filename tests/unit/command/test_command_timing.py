@@ -249,6 +249,28 @@ def test_a_pass_is_of_a_full_batch_where_epochs_end_with_a_smaller_one(samples, 
     assert timing.num_steps == 20
 
 
+@pytest.mark.parametrize("num_ahead", [0, 1])
+@pytest.mark.parametrize(("rest", "passes_of_last"), [(16, 1), (1, 1), (1, 2), (31, 1)])
+def test_the_last_batch_of_a_long_epoch_is_in_no_second(rest, passes_of_last, num_ahead):
+    """Of two micro-batches a step; that of the last step of an epoch, or one of both, is not full."""
+    size, passes = 32, [2, 2, 2, 2, 2, 2, passes_of_last]
+    samples = [size] * (sum(passes) - 1) + [rest]
+    read = [sum(passes[: number + 1]) + num_ahead for number in range(len(passes))]
+    steps, ended_s = [], 0.0
+    for number, num_passes in enumerate(passes):
+        trained = samples[sum(passes[:number]) : sum(passes[: number + 1])]
+        fetched = samples[read[number - 1] if number else 0 : read[number]]
+        ended_s += 0.02 * sum(trained) + 0.1
+        counts = {"num_passes": num_passes, "num_fetches": len(fetched), "num_samples": sum(fetched)}
+        steps.append(dataclasses.replace(step(ended_s, update_s=0.1), **counts))
+    given = dataclasses.replace(rank(steps=tuple(steps)), rows={size: 12, rest: 1}, num_samples=100 * size + rest)
+
+    timing = time_rank(given, num_warmup=3, micro_batch_size=size)
+
+    assert timing.pass_times_s == pytest.approx([0.64] * len(timing.pass_times_s))
+    assert timing.step_times_s == pytest.approx([1.38] * len(timing.step_times_s))
+
+
 def test_without_a_loader_batches_count_by_all_of_their_samples():
     samples = [60 + (7 * number) % 23 for number in range(23)]
 
