@@ -249,6 +249,17 @@ def test_a_pass_is_of_a_full_batch_where_epochs_end_with_a_smaller_one(samples, 
     assert timing.num_steps == 20
 
 
+def test_a_step_of_other_passes_counts_as_one_of_the_usual_number():
+    passes = [2, 2, 2, 2, 4, 2, 1, 2]
+    ends_s = [0.3 * sum(passes[: number + 1]) + 0.1 * (number + 1) for number in range(len(passes))]
+    steps = tuple(step(one, passes=n, update_s=0.1) for one, n in zip(ends_s, passes, strict=True))
+
+    timing = time_rank(rank(steps=steps), num_warmup=3, micro_batch_size=4)
+
+    assert timing.step_times_s == pytest.approx([0.7] * 5)
+    assert timing.pass_times_s == pytest.approx([0.3] * 5)
+
+
 @pytest.mark.parametrize("num_ahead", [0, 1])
 @pytest.mark.parametrize(("rest", "passes_of_last"), [(16, 1), (1, 1), (1, 2), (31, 1)])
 def test_the_last_batch_of_a_long_epoch_is_in_no_second(rest, passes_of_last, num_ahead):
