@@ -24,6 +24,7 @@ NAMES = {
         ),
         *("localbatchsize", "samplespergpu", "trainbatchsize", "batchsizetrain", "batchsize", "minibatchsize"),
         *("mbs", "microbatch", "trainbs", "bsize", "bsz", "bs", "trainbatch", "batch", "b"),
+        "perbatch",  # the end of speakers_per_batch
     ),
     "accumulation": (
         *("gradientaccumulationsteps", "gradaccumsteps", "gradaccumulationsteps", "accumulationsteps", "accumsteps"),
@@ -48,7 +49,8 @@ NAMES = {
 # `sw`: the windows of `sliding_window_inference` of MONAI.
 OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|predict|inference|sw)(?![a-z])")
 OF_TRAINING = re.compile(r"train|fit|tune|learn")
-_OF_OTHERS = {"total", "global", "buffer", "replay"}  # words of names of batches that no single pass takes
+# Words of names of batches that no single pass takes, and of what is counted in place of samples.
+_OF_OTHERS = {"total", "global", "buffer", "replay", "tokens", "frames", "steps"}
 _OF_LAUNCHER = "localrank"  # an option that torch.distributed.launch gives a script
 FAR = 100  # the rank of a name that ends in a known one, such as `unet_batch_size`, behind all known ones
 FARTHEST = 2 * FAR  # of a parameter whose help text tells it, behind all that are named so
@@ -67,6 +69,8 @@ _HELP_OF_OTHERS = re.compile(
     r"\b(?:total|global|effective|buffer|replay|load|loaded|resume|restore|continue|pre-?trained|read|input|init|from"
     r"|exist|latest)"
 )
+# Folders that a training reads, of which a help text may say what wrote there.
+_OF_DATA = re.compile(r"\b(?:data|datasets?|corpus)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +187,7 @@ def _is_told(parameter: Parameter, placeholder: str) -> bool:
     name, text = parameter.name.lower().replace("_", " ").replace("-", " "), parameter.help_text.lower()
     if placeholder not in _HELP or any(_HELP_OF_OTHERS.search(one) for one in (name, text)):
         return False
-    if OF_EVALUATION.search(text):
+    if OF_EVALUATION.search(text) or (placeholder == "output_dir" and _OF_DATA.search(name)):
         return False
     return _HELP[placeholder].search(text) is not None
 

@@ -34,6 +34,12 @@ STYLES = {
         "p.add_argument('--pretrained', help='save path of the pretraining')\n",
         f"--batch-size {MBS}",
     ),
+    "argparse, a folder of data that another program wrote": (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--speakers_per_batch', type=int, default=64)\n"
+        "p.add_argument('--clean_data_root', help='Path to the output directory of preprocess.py')\n"
+        "p.add_argument('-m', '--models', help='Path to the output directory that will hold the weights')\n",
+        f"--speakers_per_batch {MBS} --models {OUT}",
+    ),
     "argparse, a name before a help text": (
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int, help='the batch size')\n"
         "p.add_argument('--bs', type=int)\np.add_argument('--result_path')\n",
@@ -664,6 +670,9 @@ def test_what_is_no_notebook_is_one_error(tmp_path, text):
         ("total_batch_size", False),
         ("--buffer_batch_size", False),
         ("--replay-batch-size", False),
+        ("samples_per_batch", True),
+        ("max_tokens_per_batch", False),
+        ("steps_per_batch", False),
     ],
 )
 def test_a_batch_that_no_pass_takes_is_no_micro_batch(name, is_size):
