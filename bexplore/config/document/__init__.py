@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -275,13 +275,17 @@ def _refuse_code(path: Path, text: str, argv: Sequence[str]) -> UserInputError:
     elif "LazyCall" in text or "dataloader.train" in text:
         options = "dataloader.train.total_batch_size={micro_batch_size} train.output_dir={output_dir}"
         line = f"python tools/lazyconfig_train_net.py --config-file {path} {options}"
-    refused = f"{path} is not YAML, JSON or TOML, so its copies cannot hold each size, and {{config}} is not for it"
-    if re.search(rf"\b{WORD}\b", text) and any("{config}" in word for word in argv):
+    refused = f"{path} is not YAML, JSON or TOML, so its copies cannot hold each size"
+    takes_copy = any("{config}" in word for word in argv)
+    if not argv or takes_copy:
+        refused += ", and {config} is not for it"
+    elif path.suffix == ".py" and line.startswith(plain):
+        return UserInputError(refused, hint=_tell_variable(path, text, argv))
+    if re.search(rf"\b{WORD}\b", text) and takes_copy:
         copy = f"{{output_dir}}/{path.name}"
         edit = rf'sed "s/\b{WORD}\b/{{micro_batch_size}}/" {shlex.quote(str(path))}'
         # Braces need no quotes; a shell would take them into the inner ones.
-        words = (word.replace("{config}", copy) for word in argv)
-        start = " ".join(word if _PLAIN_IN_SHELL.fullmatch(word) else shlex.quote(word) for word in words)
+        start = _quote_words(word.replace("{config}", copy) for word in argv)
         line = shlex.quote(f"{edit} > {copy}; exec {start}")
         return UserInputError(refused, hint=f"let the command make the copy: bexplore explore -- bash -c {line}")
     by_variable = f"--env SIZE={{micro_batch_size}} -- {plain} --out_dir={{output_dir}}"
@@ -290,6 +294,22 @@ def _refuse_code(path: Path, text: str, argv: Sequence[str]) -> UserInputError:
         hint=f"give the size by an option: bexplore explore -- {line}\n"
         f'or by a variable that it reads, as os.environ["SIZE"]: bexplore explore {by_variable}',
     )
+
+
+def _tell_variable(path: Path, text: str, argv: Sequence[str]) -> str:
+    """Return what lets a typed command take its size, which a module of Python holds, from a variable."""
+    lines = text.splitlines()
+    number = next((at for at, line in enumerate(lines, start=1) if re.search(rf"=.*\b{WORD}\b", line)), None)
+    where = f"where {path} has the size"
+    if number is not None:
+        where = f"in place of {WORD} in {path}:{number}"
+    imported = "" if re.search(r"^import os\b", text, re.MULTILINE) else ", and import os there"
+    line = f"bexplore explore --env MICRO_BATCH_SIZE={{micro_batch_size}} -- {_quote_words(argv)}"
+    return f'write int(os.environ["MICRO_BATCH_SIZE"]) {where}{imported}, then type it without the file:\n{line}'
+
+
+def _quote_words(words: Iterable[str]) -> str:
+    return " ".join(word if _PLAIN_IN_SHELL.fullmatch(word) else shlex.quote(word) for word in words)
 
 
 def _read_header(text: str) -> str:

@@ -503,6 +503,24 @@ def test_a_file_of_no_known_format_is_copied_by_the_command_that_was_typed(tmp_p
     assert start == ["bash", "-c", f"{copy}; exec python train.py -m {{output_dir}}/{name} --out {{output_dir}} 'a b'"]
 
 
+@pytest.mark.parametrize("is_imported", [True, False])
+@pytest.mark.parametrize(
+    ("text", "where"), [("lr = 1\nper_batch = explore\n", "in place of explore in {path}:{number}"), ("b = 8\n", "has")]
+)
+def test_a_module_of_settings_that_a_typed_command_imports_takes_a_variable(tmp_path, text, where, is_imported):
+    file = tmp_path / "settings.py"
+    file.write_text("import os\n" * is_imported + text)
+    argv = ["python", "train.py", "run 1", "-m", "{output_dir}"]
+    with pytest.raises(UserInputError) as raised:
+        load_config(file, overrides=[f"explore.command={json.dumps(argv)}"])
+
+    edit, line = raised.value.hint.splitlines()
+    assert where.format(path=file, number=2 + is_imported) in edit and 'int(os.environ["MICRO_BATCH_SIZE"])' in edit
+    assert ("import os" in edit) != is_imported
+    assert shlex.split(line) == ["bexplore", "explore", "--env", "MICRO_BATCH_SIZE={micro_batch_size}", "--", *argv]
+    assert "{config}" not in raised.value.message
+
+
 LIGHTNING = """\
 trainer: {max_epochs: 1}
 model: {class_path: m.M}
