@@ -197,7 +197,7 @@ class _Show:
                 target_confidence=settings.target_confidence,
                 config=self._config.typed,
                 paste=self._paste(result),
-                command_line=self._command_line(result),
+                command_line=self._describe_command(result),
                 report=str(report) if report.exists() else None,
                 width=stdout_width(),
             )
@@ -213,19 +213,20 @@ class _Show:
         size = written_size(self._config, result)
         return paste(self._config, size, result.choice.settings) or f"{dotted_path(self._config.request.path)}: {size}"
 
-    def _command_line(self, result: RunResult) -> str:
-        """Return the command with the recommended size; empty where a file holds it, or there is none."""
+    def _describe_command(self, result: RunResult) -> tuple[str, str]:
+        """Return the command with the recommended size, and what its `{config}` is; empty where a file has the size."""
         command, config = self._config.command, self._config
         if command is None or command.has_size_in_file or not result.micro_batch_size:
-            return ""
+            return "", ""
         own = next(
             (one for one in result.batch.global_batch_sizes if one.global_batch_size == result.batch.batch_size), None
         )
-        return command.shown_with(
-            micro_batch_size=result.micro_batch_size,
-            accumulation=own.accumulation_steps if own else None,
-            num_replicas=result.batch.num_replicas or config.num_replicas,
-        )
+        answer: dict[str, Any] = {
+            "micro_batch_size": result.micro_batch_size,
+            "accumulation": own.accumulation_steps if own else None,
+            "num_replicas": result.batch.num_replicas or config.num_replicas,
+        }
+        return command.shown_with(**answer), command.describe_copy(**answer)
 
     def __enter__(self) -> _Show:
         return self

@@ -43,6 +43,7 @@ from bexplore.command.timing import (
     share_evaluations,
 )
 from bexplore.command.verdicts import (
+    TAKE_GLOBAL,
     Arrived,
     CheckResult,
     Finding,
@@ -53,6 +54,7 @@ from bexplore.command.verdicts import (
 )
 from bexplore.command.watch import Ending, OpenStart, Watch
 from bexplore.config.command import Command
+from bexplore.config.document import dotted_path
 from bexplore.engine.protocol.failures import describe_exit, find_host_error, last_line
 from bexplore.errors import UserProgramError
 from bexplore.host.clocks import SUSPENDED
@@ -451,7 +453,7 @@ class Judge:
         findings, num_replicas = self._check_settings(reports, timing, opened, size)
         wrong = next((one for one in findings.values() if one.is_refused), None)
         if wrong is not None and not wrong.is_of_this_size:
-            return refuse(wrong)
+            return refuse(wrong, self.command)
         details = _describe_details(reports, timing, num_replicas, size)
         details["verdicts"] = {name: finding.result.value for name, finding in findings.items()}
         if size in self.learned.sizes.arrived:
@@ -583,9 +585,13 @@ def _note_resumed(reports: Reports) -> Iterator[str]:
         )
 
 
-def refuse(finding: Finding) -> UserProgramError:
-    """Return the error of a command that does something else than asked."""
-    return UserProgramError(f"{finding.result.value}: {finding.why}", hint=finding.hint)
+def refuse(finding: Finding, command: Command) -> UserProgramError:
+    """Return the error of a command that does something else than asked; of a size in a file, the hint has its key."""
+    hint = finding.hint
+    if hint == TAKE_GLOBAL and command.file is not None and command.has_size_in_file:
+        key = dotted_path(command.file.paths("micro_batch_size")[0])
+        hint = f"add to the line, before --: --set {key}={{global_batch_size}}"
+    return UserProgramError(f"{finding.result.value}: {finding.why}", hint=hint)
 
 
 def find_common_step(ranks: Sequence[Rank]) -> int | None:

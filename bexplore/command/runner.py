@@ -258,7 +258,7 @@ class CommandRunner:
         ranks, capacity = watched.ranks, watched.opened.capacity
         finding = check_capacity(ranks, capacity) if ranks and capacity is not None else None
         if finding is not None:
-            raise refuse(finding)
+            raise refuse(finding, self.command)
         are_cut = capacity is not None and any(rank.record["num_cut_lists"] for rank in ranks)
         if capacity is not None and are_cut and not take_capacity(self._learned.sizes, ranks, capacity):
             self.shares_starts = False

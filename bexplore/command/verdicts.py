@@ -32,6 +32,7 @@ DROPPED = 1.5
 LISTED = 0.9
 # A size that arrives as another within this factor was rounded. Source: of powers of two, which are farthest apart.
 ROUNDED = 2.0
+TAKE_GLOBAL = "write {global_batch_size} in place of {micro_batch_size}"
 
 
 class CheckResult(StrEnum):
@@ -272,7 +273,7 @@ def take_capacity(check: SizeCheck, ranks: Sequence[Rank], capacity: int) -> boo
 def refuse_division(rows: int, size: int, num_ranks: int) -> Finding:
     """Return the finding of a command that takes the batch of all ranks."""
     why = f"{describe_arrival(rows, size)}: the command divides it by its {num_ranks} ranks"
-    return _contradict(why, "write {global_batch_size} in place of {micro_batch_size}")
+    return _contradict(why, TAKE_GLOBAL)
 
 
 def check_replicas(ranks: Sequence[Rank], asked: int | None) -> tuple[int, Finding]:

@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
+from bexplore.config.document import dotted_path
 from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.writer import Scalar, with_value
 from bexplore.host.process_tree import LAUNCHERS, find_program, list_pids
 from bexplore.host.secret_values import MASK, hidden_words
 
-PLACEHOLDERS = ("micro_batch_size", "accumulation", "global_batch_size", "replicas", "output_dir", "config")
+NUMBERS = ("micro_batch_size", "accumulation", "global_batch_size", "replicas")
+PLACEHOLDERS = (*NUMBERS, "output_dir", "config")
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")  # `${output_dir}` is a reference of a file, or a variable of a shell
 _PATH_BEHIND = re.compile(r"(/[\w.-]+)*/?")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
@@ -161,6 +163,18 @@ class Command:
             for name, text in self.env.items()
         ]
         return " ".join([*variables, quote_words(_fill_words(hidden_words(self.argv), values))])
+
+    def describe_copy(self, *, micro_batch_size: int, accumulation: int | None, num_replicas: int) -> str:
+        """Return what `{config}` stands for in a line with a size; empty without a file of which starts get copies."""
+        if self.file is None:
+            return ""
+        values = self.values(
+            micro_batch_size=micro_batch_size, accumulation=accumulation or 1, num_replicas=num_replicas
+        )
+        keys = [(key.path, key.value(values)) for key in self.file.keys if key.name in NUMBERS]
+        is_known = accumulation is not None or not self.sets_accumulation
+        words = [f"{dotted_path(path)}: {value}" for path, value in keys if is_known]
+        return f"{self.file.name}{' with ' if words else ''}{', '.join(words)}"
 
     def describe_by_hand(self, micro_batch_size: int, accumulation: int, num_replicas: int) -> str:
         """Return what stands for placeholders of files, and the line of a start behind a colon."""

@@ -29,7 +29,7 @@ def summary_text(
     target_confidence: float | None = None,
     config: str = "",
     paste: str = "",
-    command_line: str = "",
+    command_line: tuple[str, str] = ("", ""),
     report: str | None = None,
     width: int | None = None,
 ) -> str:
@@ -40,7 +40,8 @@ def summary_text(
         target_confidence: The requested score; None if unknown.
         config: The user's file and options, as typed, for the `apply` command; empty leaves the command out.
         paste: The lines of YAML to paste; empty for the size alone.
-        command_line: The training command with the size filled in; empty where a file holds the size.
+        command_line: The training command with the size filled in, and what `{config}` stands for in it; empty where a
+            file holds the size.
         report: The path of the report; None for none.
         width: Characters of a line, between whose words sentences are cut; lines to copy stay whole. None for no limit.
     """
@@ -54,6 +55,8 @@ def summary_text(
         front_table(result, tolerance).as_lines(width) if result.choice.settings and result.choice.pareto_front else []
     )
     message = result.batch.batch_message
+    run, copy = command_line
+    to_fill_in = TO_FILL_IN | {"{config}": copy}
     first, *rest = (paste or f"micro_batch_size: {result.micro_batch_size}").splitlines()
     return "\n".join(
         [
@@ -69,11 +72,11 @@ def summary_text(
             "",
             f"Results: {result.run_dir}",
             *([f"Report:  {report}"] if report else []),
-            *([f"Apply:   bexplore apply {config}"] if config and not command_line else []),
+            *([f"Apply:   bexplore apply {config}"] if config and not run else []),
             *_warm_start(result.program.artifacts_dir),
-            *([f"Run:     {command_line}"] if command_line else [f"Paste:   {first}"]),
-            *(f"         {line}" for line in rest if not command_line),
-            *(f"         {name}: {words}" for name, words in TO_FILL_IN.items() if name in command_line),
+            *([f"Run:     {run}"] if run else [f"Paste:   {first}"]),
+            *(f"         {line}" for line in rest if not run),
+            *(f"         {name}: {words}" for name, words in to_fill_in.items() if name in run),
         ]
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from bexplore.config.code_keys import refuse_usual_command
 from bexplore.config.command import (
+    NUMBERS,
     PLACEHOLDERS,
     Command,
     CommandFile,
@@ -301,6 +302,7 @@ def _make_file(problems: Problems, text: str, own: FamilyFile | None, fixed_accu
         keys = list(_find_family_keys(own, sizes))
     if fixed_accumulation is not None:
         keys = [key for key in keys if key.name != "accumulation"]
+    keys += _find_placeholders(document, {key.path for key in keys})
     keys = [key for key in keys if key.name != "output_dir" or "{output_dir}" not in str(document.get(key.path))]
     probing = {} if own is None else dict(_find_probing(own))
     probing |= _find_overrides(document, {key.path for key in keys})
@@ -386,6 +388,18 @@ def _split_script(script: str) -> list[str]:
 
 def _find_own_leaves(document: Document) -> list[tuple[KeyPath, Any]]:
     return [(path, value) for path, value in _find_leaves(document.values) if path[0] != "explore"]
+
+
+def _find_placeholders(document: Document, filled: Collection[KeyPath]) -> Iterator[FileKey]:
+    """Yield the keys whose value is the placeholder of a number alone.
+
+    YAML can tell a number from a text by its quotes. JSON, TOML and `--set` cannot, and a size is a number.
+    """
+    for path, value in _find_own_leaves(document):
+        is_number = is_placeholder(value) and value[1:-1] in NUMBERS if isinstance(value, str) else False
+        is_quoted = document.path.suffix in (".yaml", ".yml") and not document.position(path).override
+        if is_number and not is_quoted and path not in filled and isinstance(path[-1], str):
+            yield FileKey(path=path, name=value[1:-1])
 
 
 def _find_family_keys(own: FamilyFile, sizes: list[KeyPath]) -> Iterator[FileKey]:

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from bexplore.command.judgement import FIRST_PASS_S, Judge, Learned, Watched
+from bexplore.command.judgement import FIRST_PASS_S, Judge, Learned, Watched, refuse
 from bexplore.command.reports import Rank, Reports
+from bexplore.command.verdicts import refuse_division
 from bexplore.command.watch import Ending
-from bexplore.config.command import Command, CommandFile
+from bexplore.config.command import Command, CommandFile, FileKey
 from bexplore.errors import UserProgramError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from tests.unit.command.builders import rank
@@ -278,3 +279,18 @@ def test_an_end_before_torch_has_the_line_to_type_unless_torch_is_missing(judge,
     seen.watch.start.log_tail = lambda: log
 
     assert words in judge(seen).hint
+
+
+def test_a_divided_size_of_a_file_has_the_words_that_set_its_key():
+    key = FileKey(path=("data", "batch_size"), name="micro_batch_size")
+    file = CommandFile(name="job.json", text="{}", keys=(key,))
+
+    told = [
+        refuse(refuse_division(8, 16, 2), Command(argv=("train", *words), file=given)).hint
+        for words, given in ((("{config}",), file), (("--batch-size={micro_batch_size}",), None))
+    ]
+
+    assert told == [
+        "add to the line, before --: --set data.batch_size={global_batch_size}",
+        "write {global_batch_size} in place of {micro_batch_size}",
+    ]

@@ -111,13 +111,14 @@ def test_what_stays_to_be_filled_in_of_a_command_is_referred_to_the_table():
     shown = summary_text(
         RunResult.from_record(result()),
         tolerance=0.02,
-        command_line="python train.py --mbs 8 --steps {accumulation} --out {output_dir}",
+        command_line=("python train.py {config} --steps {accumulation} --out {output_dir}", "job.json with bs: 16"),
     )
 
-    assert shown.splitlines()[-3:] == [
-        "Run:     python train.py --mbs 8 --steps {accumulation} --out {output_dir}",
+    assert shown.splitlines()[-4:] == [
+        "Run:     python train.py {config} --steps {accumulation} --out {output_dir}",
         "         {accumulation}: as in the table above",
         "         {output_dir}: the folder in which your training writes",
+        "         {config}: job.json with bs: 16",
     ]
 
 

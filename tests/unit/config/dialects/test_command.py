@@ -184,6 +184,37 @@ def test_the_word_in_toml_is_written_in_any_case(tmp_path):
     assert copied(tmp_path, 'local_batch_size = "EXPLORE"\n', name="job.toml") == "local_batch_size = 4\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("job.json", '{"train": {"bs": "{global_batch_size}"}}', '{"train": {"bs": 8}}'),
+        ("job.json", '{"bs": "{micro_batch_size}", "out": "{output_dir}"}', '{"bs": 4, "out": "OUT"}'),
+        ("job.json", '{"name": "bs{micro_batch_size}"}', '{"name": "bs4"}'),
+        ("job.toml", 'bs = "{micro_batch_size}"\nsteps = "{accumulation}"\n', "bs = 4\nsteps = 2\n"),
+        ("job.yaml", 'bs: {micro_batch_size}\nvalue: "{accumulation}"\n', 'bs: 4\nvalue: "2"\n'),
+        ("job.json", '{"args": ["--bs", "{micro_batch_size}"]}', '{"args": ["--bs", "4"]}'),
+    ],
+)
+def test_a_placeholder_alone_is_a_number_where_the_file_cannot_say_so(tmp_path, name, text, expected):
+    assert copied(tmp_path, text, name=name) == expected.replace("OUT", f"{tmp_path}/output")
+
+
+@pytest.mark.parametrize("word", ["explore", "16"])
+def test_a_placeholder_that_is_set_replaces_a_size_by_a_number(tmp_path, word):
+    overrides = ['train.bs="{global_batch_size}"']
+    assert copied(tmp_path, f"train:\n  bs: {word}\n  lr: 1\n", *overrides) == "train:\n  bs: 8\n  lr: 1\n"
+
+
+def test_what_the_copy_has_is_told_with_the_line(tmp_path):
+    path = tmp_path / "job.json"
+    path.write_text('{"train": {"bs": "{global_batch_size}"}, "out": "{output_dir}"}')
+    command = load_config(path, overrides=['explore.command=["train", "{config}"]']).command
+
+    told = command.describe_copy(micro_batch_size=4, accumulation=1, num_replicas=2)
+
+    assert told == "job.json with train.bs: 8"
+
+
 @pytest.mark.parametrize("written", ["${oc.env:SIZE}", "${mul:${a},2}", "${a}0"])
 def test_a_size_that_is_made_of_others_is_never_replaced(tmp_path, written):
     with pytest.raises(UserInputError, match="made of other values"):
