@@ -94,7 +94,7 @@ class SearchPart:
 
     def rows(self, view: View) -> Iterator[Row]:
         """Yield why the answer is the answer, the rule of the sizes that run, and what failed."""
-        best = "largest" if view.is_emulated else "fastest"
+        best = "largest" if view.is_emulated else "fastest" if self.measured_faster is None else "likeliest the fastest"
         if self.behind_fastest >= LEAST_SHARE and not view.is_emulated:
             best = f"within {math.ceil(1000.0 * self.behind_fastest) / 10.0:.1f}% of the fastest"
         probes, outcomes = counted(self.num_probes or 0, "probe"), outcomes_words(self.outcomes)

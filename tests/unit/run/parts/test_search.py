@@ -86,8 +86,10 @@ def test_what_was_measured_is_told_where_the_answer_s_speed_or_another_size_is_a
 
     rows = found(None, {(8, 0): told, (4, 0): 1.0}, observations=probes).rows(View(tolerance=0.02))
 
-    row = next((row.text for row in rows if row.label == "measured"), "")
+    by_label = {row.label: row.text for row in rows}
+    row = by_label.get("measured", "")
     assert row.startswith(words) and bool(row) == bool(words)
+    assert by_label["why"].startswith("likeliest the fastest of " if "at size 4" in words else "fastest of ")
 
 
 def test_a_traceback_stands_below_the_failure_whose_it_is_and_ends_with_its_cause():
