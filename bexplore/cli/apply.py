@@ -112,6 +112,10 @@ def apply(
     )
     if given and common.verbosity >= 0:
         click.echo(f"note: values of --set are not written into {config}: {', '.join(given)}", err=True)
+    left = loaded.command.file.list_placeholders() if loaded.command and loaded.command.file else ()
+    if left and common.verbosity >= 0:
+        note = f"note: {config} still has {', '.join(left)}: a training without bexplore needs your own values there"
+        click.echo(note, err=True)
     is_change = edit.is_change or output is not None
     if not common.as_json:
         _show(edit)

@@ -68,6 +68,11 @@ class CommandFile:
         """The texts in which placeholders are filled in."""
         return [self.text, *(value for value in self.probing.values() if isinstance(value, str))]
 
+    def list_placeholders(self) -> list[str]:
+        """Return the placeholders in the user's own text, which stay there when a size is written into it."""
+        found = {name for name in _PLACEHOLDER.findall(self.text) if name in PLACEHOLDERS}
+        return sorted(f"{{{name}}}" for name in found - self.names)
+
     def paths(self, name: str) -> list[KeyPath]:
         """Return the paths of the keys of one placeholder."""
         return [key.path for key in self.keys if key.name == name]

@@ -169,6 +169,7 @@ def _read_pass_of_ranks(one: Observation, exposed_s: float | None, parallelism: 
         last_s=last_s,
         exposed_s=inner_exposed_s,
         is_exact=not _is_for_search(one),
+        is_estimated=one.is_estimated,
         peak_bytes=one.peak_memory_bytes,
     )
 

@@ -171,7 +171,7 @@ def _time_step(layout: Layout, batch_size: int, size: int) -> Step:
         communication_s=exchanged.exposed_s,
         bubble_s=bubble_s if layout.pipeline_stages > 1 else None,
         network=str(layout.network) if exchanged.is_by_network else None,
-        is_measured=layout.is_as_timed and holds_all_communication and cost.is_exact,
+        is_measured=layout.is_as_timed and holds_all_communication and cost.is_exact and not cost.is_estimated,
         basis=tuple(filter(None, basis)),
         cautions=tuple(filter(None, cautions)),
     )

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from bexplore.cli import cli
 from bexplore.cli.apply import apply
 from bexplore.cli.options import Common
 from bexplore.config.config import Config
@@ -143,3 +144,17 @@ def test_the_command_that_an_exploration_prints_writes_its_size(tmp_path, option
     assert done.exit_code == 0, done.exception
     assert path.read_text() == SECTIONS.replace("micro_batch_size: explore ", "micro_batch_size: 6 ")
     assert ("values of --set are not written" in done.stderr) == ("--set" in options)
+
+
+@pytest.mark.parametrize("folder", ["{output_dir}/logs", "runs"])
+def test_a_placeholder_that_stays_in_the_file_is_told(tmp_path, folder):
+    path = job_file(tmp_path, f"out: '{folder}'\nbatch_size: explore\n")
+    words = ["--", "train", "{config}", "{output_dir}"]
+    overrides = ['explore.command=["train", "{config}", "{output_dir}"]']
+    finished_run(path, keeps=None, config=load_config(path, overrides=overrides))
+
+    done = CliRunner().invoke(cli, ["apply", "job.yaml", "--yes", *words])
+
+    assert done.exit_code == 0, done.output
+    assert path.read_text() == f"out: '{folder}'\nbatch_size: 6\n"
+    assert ("job.yaml still has {output_dir}: " in done.stderr) == ("{output_dir}" in folder)

@@ -53,6 +53,25 @@ def test_a_command_that_makes_its_batch_of_the_size_is_planned_with_that_batch(t
     assert read_costs(run).batch_size == batch_size
 
 
+@pytest.mark.parametrize("outcome", ["measured", "estimated"])
+def test_passes_of_a_command_are_measured_where_they_ran(tmp_path, outcome):
+    run = make_run(tmp_path)
+    meta = run.meta()
+    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": meta["job"] | {"workload": "command"}}))
+    journal = run.directory / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    estimate = {"estimate": {"device_name": "H100", "relative_sd": 0.1}}
+    told = [
+        line | {"outcome": outcome, "details": line["details"] | estimate} if "outcome" in line else line
+        for line in lines
+    ]
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in told))
+
+    (one,) = plan_from(PlanSource(costs=read_costs(run)), PlanRequest(batch_sizes=(Amount(number=16),))).plans
+
+    assert one.basis[0].startswith(f"passes of size 8: {outcome}")
+
+
 def test_an_unfinished_run_is_refused_with_the_command_that_finishes_it(tmp_path):
     with pytest.raises(UserInputError) as error:
         read_costs(make_run(tmp_path, finished=False))
