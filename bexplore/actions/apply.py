@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -326,10 +327,13 @@ def written_size(config: Config, result: RunResult | KeepsBatchSize) -> int:
 
 
 def paste(config: Config, size: int, settings: Mapping[str, Any] | None = None) -> str:
-    """Return the lines of YAML that `plan_edit` would write, and their places; empty where the file is unreadable."""
+    """Return the lines that `plan_edit` would write, and their places; empty where the file is unreadable."""
     values = {config.request.path: size}
     values |= {find_key_path(key): value for key, value in settings_to_write(config, settings or {}).items()}
     pasted = []
+    if config.path.suffix == ".toml":
+        pairs = ((path[:-1], f"{path[-1]} = {json.dumps(value)}") for path, value in values.items())
+        return "\n".join(f"{pair}  # under [{dotted_path(table)}]" if table else pair for table, pair in pairs)
     try:
         text = _read(config.path).decode("utf-8-sig")
         for path, value in values.items():

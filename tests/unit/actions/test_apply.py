@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -655,6 +656,22 @@ def test_arguments_of_own_code_are_written_where_they_stand(tmp_path):
     applied(path)
 
     assert load_config(path).job.model["arguments"] == {"width": 8, "chunk": 4, "window": [7, 7]}
+
+
+@pytest.mark.parametrize(
+    ("text", "pasted"),
+    [
+        ('bs = "explore"\n', "bs = 6"),
+        ('[training]\nbatch_size = "explore"\n', "batch_size = 6  # under [training]"),
+    ],
+)
+def test_what_is_to_be_pasted_into_toml_is_toml(tmp_path, text, pasted):
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    config = load_config(path, overrides=['explore.command=["train", "{config}", "{output_dir}"]'])
+
+    assert paste(config, 6) == pasted
+    assert tomllib.loads(pasted)[pasted.split()[0]] == 6
 
 
 def test_the_lines_to_paste_hold_the_settings_and_their_place(tmp_path):
