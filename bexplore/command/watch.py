@@ -53,9 +53,9 @@ LEAVING_S = 20.0
 # A training that had completed a step is lost when the next takes longer than this, and so many times the longest.
 HANG_S, HANG_TIMES = 60.0, 20.0
 # Ranks that show nothing new for this long, and so many times the longest that they had, while one waits after the last
-# step: another read its number too late, has begun the step after it, and waits there for the first. Source: chosen; a
-# number of a later step that nobody needed costs a few steps.
-PARTED_S, PARTED_TIMES = 5.0, 2.0
+# step: another read its number too late, has begun the step after it, and waits there for the first. A later step is
+# named a few times at most: a rank that trains nothing never stops. Source: chosen; a later step costs a few seconds.
+PARTED_S, PARTED_TIMES, MOST_PARTED = 5.0, 2.0, 3
 # Seconds after which the last step of a further size, announced beforehand, is named anew: an evaluation runs in
 # its steps. Source: chosen; half a second of steps is announced.
 LATE_S = 5.0
@@ -119,6 +119,7 @@ class Watch:
     _timed_from: tuple[float, int] | None = None  # seconds and steps at the end of the warm-up
     _fastest: tuple[float, int] = (0.0, 0)  # when the steps of the fastest rank were seen first, and they
     _last_step: int | None = None
+    _num_parted: int = 0  # times that a later one was named
 
     def until_end(self) -> Ending:
         """Wait for the end; an exploration that was interrupted raises KeyboardInterrupt."""
@@ -220,6 +221,7 @@ class Watch:
                 return
             last = self.num_steps
         if is_parted or (self._last_step is None and is_enough):
+            self._num_parted += is_parted
             self._last_step = last
             self.stop_after(self._last_step)
 
@@ -247,7 +249,7 @@ class Watch:
     def _waits_for_parked(self, now_s: float) -> bool:
         """Return whether a rank has begun the step after the last one and waits there for one that has parked."""
         has_parked = any(rank.outcome == "observed" for rank in self.reports.ranks)
-        if self._last_step is None or not has_parked or self.reports.are_whole:
+        if self._last_step is None or not has_parked or self.reports.are_whole or self._num_parted >= MOST_PARTED:
             return False
         return now_s - self._progressed_s > max(PARTED_S, PARTED_TIMES * self._longest_s)
 
@@ -288,7 +290,7 @@ class Watch:
         What comes before the first step may take as long as it likes, unless the training has run before.
         """
         if self.reports.counts != self._progress:
-            if self._progress:
+            if self._progress and not self._num_parted:  # the wait of a rank that has parked is no step
                 self._longest_s = max(self._longest_s, now_s - self._progressed_s)
             self._progress, self._progressed_s = dict(self.reports.counts), now_s
         if not self.is_reused and not any(self.reports.num_steps.values()):

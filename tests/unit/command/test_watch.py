@@ -270,16 +270,26 @@ def test_a_rank_that_read_the_last_step_too_late_is_no_hang(clock, num_steps):
     assert seconds < HANG_S / 2
 
 
+def test_a_rank_that_never_stops_is_a_hang_of_those_that_wait_for_it(clock):
+    parted = Parted(clock, stepping(0.1), num_too_late=NEVER)
+
+    ending, seconds = watched(parted, time_limit_s=1000.0)
+
+    assert ending is Ending.HUNG
+    assert HANG_S < seconds < 2 * HANG_S
+
+
 @dataclass
 class Parted(Training):
     """Two ranks: the second has begun the step after the first last step, and waits there for the first."""
 
     named: list[int] = field(default_factory=list)
+    num_too_late: int = 1  # numbers that the second reads too late
 
     def read(self) -> Reports:
         reports = super().read()
         first = reports.counts[PLACE][0]
-        if len(self.named) < 2:  # no gradient comes from the rank that parks, and no step of the other ends
+        if len(self.named) <= self.num_too_late:  # no gradient comes from the rank that parks
             ranks = [replace(rank, world_size=2) for rank in reports.ranks]
             steps = max(0, first - 1)
         else:
