@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from bexplore.config.config import Config
 from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.family import Family
 from bexplore.config.dialects.recognition import recognise
-from bexplore.config.document import dotted_path, is_integer
+from bexplore.config.document import dotted_path, is_integer, toml
 from bexplore.config.document.values import Values
 from bexplore.config.document.writer import make_fragment, read_values, with_value, without_section
 from bexplore.config.variants import find_key_path, get_setting, has_setting
@@ -332,7 +331,7 @@ def paste(config: Config, size: int, settings: Mapping[str, Any] | None = None) 
     values |= {find_key_path(key): value for key, value in settings_to_write(config, settings or {}).items()}
     pasted = []
     if config.path.suffix == ".toml":
-        pairs = ((path[:-1], f"{path[-1]} = {json.dumps(value)}") for path, value in values.items())
+        pairs = ((path[:-1], toml.write_pair(str(path[-1]), value)) for path, value in values.items())
         return "\n".join(f"{pair}  # under [{dotted_path(table)}]" if table else pair for table, pair in pairs)
     try:
         text = _read(config.path).decode("utf-8-sig")

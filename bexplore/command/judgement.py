@@ -590,7 +590,7 @@ def refuse(finding: Finding, command: Command) -> UserProgramError:
     hint = finding.hint
     if hint == TAKE_GLOBAL and command.file is not None and command.has_size_in_file:
         key = dotted_path(command.file.paths("micro_batch_size")[0])
-        hint = f"add to the line, before --: --set {key}={{global_batch_size}}"
+        hint = f"add to the options: --set {key}={{global_batch_size}}"
     return UserProgramError(f"{finding.result.value}: {finding.why}", hint=hint)
 
 

@@ -182,7 +182,9 @@ class SizeCheck:
         if is_of_this_size and not was_tried and self._is_rounded(rows, size):
             return _contradict(f"{why}: the command rounds it", "", is_of_this_size=True, is_rounded=True)
         if rows > size or is_constant or not has_followed or (has_larger and is_of_this_size and not was_tried):
-            return _contradict(why, "write {micro_batch_size} where the command takes the samples of one device's pass")
+            hint = "write {micro_batch_size} where the command takes the samples of one device's pass"
+            least = f"; where it rounds smaller sizes up to {rows}, add to the options: --set explore.min={rows}"
+            return _contradict(why, hint + least if rows > size and has_followed else hint)
         if was_tried or not is_of_this_size:
             hint = "turn off what changes a size on out-of-memory (auto_find_batch_size: false)"
             return _contradict(why, hint, is_of_this_size=is_of_this_size)

@@ -251,7 +251,9 @@ class Watch:
         has_parked = any(rank.outcome == "observed" for rank in self.reports.ranks)
         if self._last_step is None or not has_parked or self.reports.are_whole or self._num_parted >= MOST_PARTED:
             return False
-        return now_s - self._progressed_s > max(PARTED_S, PARTED_TIMES * self._longest_s)
+        # A rank that has parked leaves after `PARK_S`.
+        patience_s = min(max(PARTED_S, PARTED_TIMES * self._longest_s), PARK_S / 2)
+        return now_s - self._progressed_s > patience_s
 
     def _lives_on(self) -> bool:
         """Return whether training processes outlive the command itself, as those of a cluster may."""

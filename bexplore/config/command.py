@@ -71,7 +71,7 @@ class CommandFile:
     def list_placeholders(self) -> list[str]:
         """Return the placeholders in the user's own text, which stay there when a size is written into it."""
         found = {name for name in _PLACEHOLDER.findall(self.text) if name in PLACEHOLDERS}
-        return sorted(f"{{{name}}}" for name in found - self.names)
+        return sorted(f"{{{name}}}" for name in found - ({"micro_batch_size"} & self.names))
 
     def paths(self, name: str) -> list[KeyPath]:
         """Return the paths of the keys of one placeholder."""

@@ -39,7 +39,7 @@ def summary_text(
         tolerance: Width of the indifference zone, as a share of speed.
         target_confidence: The requested score; None if unknown.
         config: The user's file and options, as typed, for the `apply` command; empty leaves the command out.
-        paste: The lines of YAML to paste; empty for the size alone.
+        paste: The lines to paste into the file; empty for the size alone.
         command_line: The training command with the size filled in, and what `{config}` stands for in it; empty where a
             file holds the size.
         report: The path of the report; None for none.

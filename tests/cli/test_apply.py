@@ -158,3 +158,17 @@ def test_a_placeholder_that_stays_in_the_file_is_told(tmp_path, folder):
     assert done.exit_code == 0, done.output
     assert path.read_text() == f"out: '{folder}'\nbatch_size: 6\n"
     assert ("job.yaml still has {output_dir}: " in done.stderr) == ("{output_dir}" in folder)
+
+
+def test_a_placeholder_that_is_no_size_stays_and_is_told(tmp_path):
+    path = tmp_path / "job.json"
+    path.write_text('{"bs": "{micro_batch_size}", "steps": "{accumulation}"}')
+    finished_run(
+        path, keeps=None, config=load_config(path, overrides=['explore.command=["t", "{config}", "{output_dir}"]'])
+    )
+
+    done = CliRunner().invoke(cli, ["apply", "job.json", "--yes", "--", "t", "{config}", "{output_dir}"])
+
+    assert done.exit_code == 0, done.output
+    assert path.read_text() == '{"bs": 6, "steps": "{accumulation}"}'
+    assert "job.json still has {accumulation}: " in done.stderr

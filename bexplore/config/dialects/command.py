@@ -45,6 +45,7 @@ _ACCUMULATION_KEYS = ("gradient_accumulation_steps", "accumulate_grad_batches")
 # the loaders of LitGPT, PaddleDetection and OpenPCDet.
 _LINKS = ("_base_", "_base_config_", "base_config", "includes", "include", "extends", "defaults", "inherit_from")
 _CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
+_NEED_QUOTES = (".json", ".jsonc", ".toml")  # formats in which a placeholder without quotes is no value
 _LONGEST_NAME = 4096  # characters of a path on Linux: PATH_MAX
 # An option, an override of Hydra or a variable of that name, without its leading signs.
 _ACCUMULATION_WORD = re.compile(
@@ -393,12 +394,15 @@ def _find_own_leaves(document: Document) -> list[tuple[KeyPath, Any]]:
 def _find_placeholders(document: Document, filled: Collection[KeyPath]) -> Iterator[FileKey]:
     """Yield the keys whose value is the placeholder of a number alone.
 
-    YAML can tell a number from a text by its quotes. JSON, TOML and `--set` cannot, and a size is a number.
+    YAML tells a number from a text by its quotes. JSON, TOML and `--set` cannot, and a size is a number.
     """
+    needs_quotes = document.path.suffix in _NEED_QUOTES
     for path, value in _find_own_leaves(document):
-        is_number = is_placeholder(value) and value[1:-1] in NUMBERS if isinstance(value, str) else False
-        is_quoted = document.path.suffix in (".yaml", ".yml") and not document.position(path).override
-        if is_number and not is_quoted and path not in filled and isinstance(path[-1], str):
+        # Words of a list are those of a command, and stay texts.
+        if not isinstance(value, str) or not isinstance(path[-1], str) or path in filled:
+            continue
+        is_number = is_placeholder(value) and value[1:-1] in NUMBERS
+        if is_number and (needs_quotes or document.position(path).override):
             yield FileKey(path=path, name=value[1:-1])
 
 

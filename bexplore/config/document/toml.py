@@ -52,6 +52,11 @@ def with_value(text: str, path: KeyPath, value: Any, *, source: str) -> str:
     return changed
 
 
+def write_pair(key: str, value: Any) -> str:
+    """Return the line of a key and its value."""
+    return tomlkit.dumps({key: value}).strip()
+
+
 def without_section(text: str, name: str, *, source: str) -> str:
     """Return the text without the tables and keys below a name of the top level."""
     try:

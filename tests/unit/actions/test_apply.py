@@ -663,6 +663,7 @@ def test_arguments_of_own_code_are_written_where_they_stand(tmp_path):
     [
         ('bs = "explore"\n', "bs = 6"),
         ('[training]\nbatch_size = "explore"\n', "batch_size = 6  # under [training]"),
+        ('[training]\n"batch size" = "explore"\n', '"batch size" = 6  # under [training]'),
     ],
 )
 def test_what_is_to_be_pasted_into_toml_is_toml(tmp_path, text, pasted):
@@ -671,7 +672,7 @@ def test_what_is_to_be_pasted_into_toml_is_toml(tmp_path, text, pasted):
     config = load_config(path, overrides=['explore.command=["train", "{config}", "{output_dir}"]'])
 
     assert paste(config, 6) == pasted
-    assert tomllib.loads(pasted)[pasted.split()[0]] == 6
+    assert list(tomllib.loads(pasted).values()) == [6]
 
 
 def test_the_lines_to_paste_hold_the_settings_and_their_place(tmp_path):

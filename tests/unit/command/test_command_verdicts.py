@@ -382,6 +382,15 @@ def test_a_size_that_the_command_rounds_fails_and_leaves_the_others(check, takes
         ), size
 
 
+def test_a_first_size_that_was_rounded_up_has_the_least_size_to_start_from(check):
+    assert check.check([listed(16)], 1, 1).result is CheckResult.UNCONFIRMED
+
+    finding = check.check([listed(64)], 64, 1)
+
+    assert finding.is_refused and not finding.is_of_this_size
+    assert "--set explore.min=16" in finding.hint
+
+
 def test_batches_that_were_cut_do_not_show_that_sizes_are_followed(check):
     assert not take_capacity(check, [listed(1, longest=16)], 64)
     for size in (1, 2, 4):

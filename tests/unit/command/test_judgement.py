@@ -291,6 +291,6 @@ def test_a_divided_size_of_a_file_has_the_words_that_set_its_key():
     ]
 
     assert told == [
-        "add to the line, before --: --set data.batch_size={global_batch_size}",
+        "add to the options: --set data.batch_size={global_batch_size}",
         "write {global_batch_size} in place of {micro_batch_size}",
     ]

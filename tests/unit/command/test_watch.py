@@ -12,7 +12,7 @@ import pytest
 from bexplore.command import watch as watch_module
 from bexplore.command.reports import Rank, Reports
 from bexplore.command.timing import MIN_TIMED_STEPS
-from bexplore.command.watch import HANG_S, LATE_S, UNUSED_S, Ending, Watch
+from bexplore.command.watch import HANG_S, LATE_S, PARK_S, UNUSED_S, Ending, Watch
 
 NUM_WARMUP = 3
 PLACE, OTHER = ("host", 1), ("host", 2)
@@ -268,6 +268,16 @@ def test_a_rank_that_read_the_last_step_too_late_is_no_hang(clock, num_steps):
     assert ending is Ending.OBSERVED
     assert parted.named[-1] > parted.named[0] + 1
     assert seconds < HANG_S / 2
+
+
+def test_a_rank_that_has_parked_is_not_kept_until_it_leaves(clock):
+    first_step_s = 50.0  # of compilation
+    parted = Parted(clock, lambda seconds: (int(seconds > 1) + int(max(seconds - first_step_s, 0) / 0.1), 0, 0, 0))
+
+    ending, seconds = watched(parted)
+
+    assert ending is Ending.OBSERVED
+    assert seconds - first_step_s < PARK_S
 
 
 def test_a_rank_that_never_stops_is_a_hang_of_those_that_wait_for_it(clock):

@@ -70,6 +70,7 @@ def test_passes_of_a_command_are_measured_where_they_ran(tmp_path, outcome):
     (one,) = plan_from(PlanSource(costs=read_costs(run)), PlanRequest(batch_sizes=(Amount(number=16),))).plans
 
     assert one.basis[0].startswith(f"passes of size 8: {outcome}")
+    assert one.is_measured == (outcome == "measured")
 
 
 def test_an_unfinished_run_is_refused_with_the_command_that_finishes_it(tmp_path):
