@@ -245,7 +245,13 @@ class _Step:
     @property
     def _num_left(self) -> int:
         """Probes that the search may still run, without the one that is kept for the verification of its answer."""
-        return self.settings.max_probes - self.num_probes - self._awaits_verification
+        return self.settings.max_probes - self.num_probes - self._keeps_a_probe
+
+    @property
+    def _keeps_a_probe(self) -> bool:
+        """Whether a probe is kept for the verification; none is while one size alone has run: another tells more."""
+        sizes = {(item.micro_batch_size, item.variant) for item in self.finished}
+        return self._awaits_verification and len(sizes) > 1
 
     @property
     def _awaits_verification(self) -> bool:
@@ -398,7 +404,7 @@ class _Step:
         compilation: Compilation | None = None,
         fresh_worker: bool = False,
     ) -> Decision:
-        if compilation is None and self._verifies and self._num_left == 1 and not self._awaits_verification:
+        if compilation is None and self._verifies and self._num_left == 1 and not self._keeps_a_probe:
             # no probe is left that would verify it
             purpose, compilation, fresh_worker = Purpose.VERIFY, self.settings.user_compilation, True
         compilation = compilation or self.settings.search_compilation

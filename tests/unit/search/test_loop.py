@@ -241,6 +241,16 @@ def test_max_probes_and_a_time_budget_and_the_callers_words_end_the_search():
     assert result_of(CurveRunner(), MANY, should_stop=lambda: next(words)).stop_reason == "disk is full"
 
 
+@pytest.mark.parametrize("most", [2, 3])
+def test_no_allowed_probe_is_spent_on_the_base_again_while_nothing_else_has_run(most):
+    runner = CurveRunner()
+    result = result_of(runner, MANY, settings=SearchSettings(max_probes=most))
+
+    assert runner.sizes[0] == 1 and 1 not in runner.sizes[1:]
+    assert result.recommendation.micro_batch_size == runner.sizes[-1]
+    assert len(runner.sizes) == most
+
+
 def test_a_search_for_a_short_training_ends_where_a_probe_costs_more():
     def search(training_time_s: float) -> Result:
         settings = dataclasses.replace(EXACT, target_confidence=98, training_time_s=training_time_s)
