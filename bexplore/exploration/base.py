@@ -103,7 +103,7 @@ class Exploration(ABC):
             yield from self._run(run)
         except (NothingFitsError, UserProgramError) as error:
             # A corrected program must not meet the old failures again: such a run is not resumed.
-            run.write_error(error.message)
+            run.write_error(error.message, hint=error.hint)
             raise
         finally:
             logs.detach_file()

@@ -102,9 +102,14 @@ class Run:
         """Whether it ended with an error that a corrected program or another budget would avoid."""
         return (self.directory / "error.json").exists()
 
-    def write_error(self, message: str) -> None:
-        """Store why there is no result; such a run is not resumed."""
-        write_json(self.directory / "error.json", {"message": hidden(message)})
+    def write_error(self, message: str, *, hint: str = "") -> None:
+        """Store why there is no result, and what to do; such a run is not resumed."""
+        write_json(self.directory / "error.json", {"message": hidden(message), "hint": hidden(hint)})
+
+    def error(self) -> tuple[str, str]:
+        """Read why there is no result, and what to do about it; empty texts where it has not failed."""
+        record = read_json(self.directory / "error.json") if self.has_failed else {}
+        return str(record.get("message", "")), str(record.get("hint", ""))
 
     def remember_trace(self, cost_model: Mapping[str, Any]) -> bool:
         """Store the trace; return False, and store nothing, if the run has the trace of another program."""

@@ -136,8 +136,15 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
     config = data.meta.get("config", "CONFIG")
     typed = data.meta.get("typed", config)
     target = int(data.settings.get("target_confidence", 90))
+    goes_on = (
+        ("After that, explore anew:" if data.error else "Resume the exploration:"),
+        f"bexplore explore {typed}",
+    )
+    if data.error:
+        hint = f"{data.hint[0].upper()}{data.hint[1:]}" if data.hint.partition(" ")[0].isalpha() else data.hint
+        return ((hint or "Correct what the error says.", ""), goes_on)
     if size is None:
-        return (("Resume the exploration:", f"bexplore explore {typed}"),)
+        return (goes_on,)
     settings = f" and {name_settings(result.choice.settings)}" if result.choice.variant else ""
     steps = [(f"Set micro_batch_size: {size}{settings} in `{config}`, or type", f"bexplore apply {typed}")]
     command_line = _find_command_line(data)

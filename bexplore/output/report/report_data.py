@@ -43,6 +43,8 @@ class ReportData:
     profile: Profile | None = None  # what the last profile of its steps shows; None for none
     # The training by the file's own numbers; None where it gives too few, or the run is unfinished.
     plan: Plan | None = None
+    error: str = ""  # why the run ended without a result; empty where it did not
+    hint: str = ""  # what to do about it; empty for nothing
 
     @property
     def micro_batch_size(self) -> int | None:
@@ -95,7 +97,8 @@ class ReportData:
 def read_report_data(run: Run) -> ReportData:
     """Read a run; only `meta.json` is required.
 
-    A run that was killed has no result: its last recommendation replaces it, without a band and without the device.
+    A run that was killed has no result: its last recommendation replaces it, without a band and without the device. One
+    that ended with an error has none: what it recommended before did not hold.
 
     Raises:
         UserInputError: A file of the run is missing or damaged.
@@ -105,7 +108,8 @@ def read_report_data(run: Run) -> ReportData:
     recommendations = [record for record in records if record.get("event") == "recommendation"]
     answers = [record for record in records if record.get("event") in ("result", "recommendation")]
     stored = run.result()
-    result = stored or RunResult.from_record(answers[-1] if answers else {})
+    error, hint = run.error() if stored is None else ("", "")
+    result = stored or RunResult.from_record(answers[-1] if answers and not error else {})
     job, cost_model, names = program_of_answer(run, meta, result)
     profile = run.profile()
     if stored is not None:
@@ -129,6 +133,8 @@ def read_report_data(run: Run) -> ReportData:
         names=names,
         profile=profile,
         plan=None if stored is None or stored.micro_batch_size is None else plan_as_in_file(run),
+        error=error,
+        hint=hint,
     )
 
 

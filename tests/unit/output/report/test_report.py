@@ -126,6 +126,17 @@ def test_a_run_that_has_measured_nothing_says_so(tmp_path):
     assert figures(facts) == ()
 
 
+def test_a_run_that_ended_with_an_error_says_which_and_what_to_do(tmp_path):
+    run = make_run(tmp_path, finished=False)
+    run.write_error("the command fails: no <folder>", hint="make the folder")
+    facts = read_report_data(run)
+
+    for text in (Page(html(facts)).text, markdown(facts)):
+        assert "ended with an error: the command fails: no <folder>" in text
+        assert "Make the folder" in text and "explore anew" in text
+        assert "No recommendation" in text and "No recommendation yet" not in text and "Resume" not in text
+
+
 def test_the_band_of_the_throughput_lies_around_what_was_measured(tmp_path):
     evidence = [Evidence.from_observation(item) for item in make_run(tmp_path).journal.read()]
     memory = MemoryPrior(peak_bytes=cost_model().peak_memory_bytes, budget_bytes=4 * GIB)
