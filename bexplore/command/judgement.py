@@ -106,6 +106,8 @@ _FOLDER_EXISTS = re.compile(
     r"FileExistsError|\bFile exists\b|(?=.*(?:dir|folder|path)).*\b(?:already exists?|not empty)\b",
     re.IGNORECASE | re.DOTALL,
 )
+# What `stty` and Python print of a program that asks for a terminal. Source: `errno.ENOTTY`, glibc.
+_NO_TERMINAL = "Inappropriate ioctl for device"
 # Standard deviation of the elements of a sample between steps, over their mean, from which batches differ in length.
 # Source: chosen; a step that is longer by as much is slower by about that.
 DIFFERENT = 0.1
@@ -383,13 +385,20 @@ class Judge:
         others = [size for size, told in learned.early.items() if told == text]
         apart = any(max(size, given) >= CAPACITY_TIMES * min(size, given) for size in others)
         is_certain = failure.exception_type in OF_NO_SIZE and not re.search(rf"(?<!\d){given}(?!\d)", text)
+        wants_terminal = _NO_TERMINAL in watched.watch.start.log_tail()
         learned.early[given] = text
-        learned.fails_early = is_certain or apart
+        learned.fails_early = is_certain or apart or wants_terminal
         if not learned.fails_early:
             return None
+        hint = (self._suggest_start if failure.exception_type in OF_NO_VALUE else self.suggest_by_hand)(given)
+        if wants_terminal:
+            hint = (
+                "it asks for a terminal, and a start has none, as in a batch job; this command gives it one: "
+                f"script -qec {shlex.quote(self.command.shown)} /dev/null"
+            )
         return UserProgramError(
             f"the command fails before its first batch, whatever the size: {failure.reason}",
-            hint=(self._suggest_start if failure.exception_type in OF_NO_VALUE else self.suggest_by_hand)(given),
+            hint=hint,
             traceback_text=failure.traceback_text,
         )
 

@@ -38,6 +38,7 @@ _OF_A_STEP = ("micro_batch_size", "accumulation")  # whose product is the batch 
 _OF_REPLICA = " on one replica, as the file had them"
 _OF_ALL = " over all replicas, as the file had them"
 _HYDRA_MAIN = re.compile(r"\bhydra\.main\b")
+_MOST_NAMED = 6  # options in one note
 _EXAMPLE_SUFFIXES = (".yaml", ".yml", ".py", ".json")  # the first that an example has is the file to explore or to copy
 _COMMAND_FILE = """\
 # bexplore explore FILE: starts this command once for each size worth a start, and ends it after a few steps.
@@ -226,6 +227,9 @@ def from_help(words: Sequence[str], text: str, *, script: Path | None = None) ->
 
 def _of_call(start: Sequence[str], call: Call, notes: Sequence[str], *, target: Path) -> Starter:
     told = [f"{one.spelt} takes {{{name}}}{one.told_default}" for name, one in call.chosen.items()]
+    if call.doubtful:
+        left_out = ", ".join(one.spelt for one in call.doubtful[:_MOST_NAMED])
+        told.append(f"left out, as they have no default: {left_out}; add what your training needs to the command")
     size, accumulation = (call.chosen[name].default if name in call.chosen else 1 for name in _OF_A_STEP)
     samples = size * accumulation if is_integer(size) and is_integer(accumulation) else None
     words = [*start, *call.words]

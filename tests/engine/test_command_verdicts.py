@@ -88,6 +88,25 @@ def test_a_bug_before_the_first_batch_costs_two_starts_at_most(tmp_path, before,
     assert num_starts(tmp_path) <= most
 
 
+@pytest.mark.parametrize(
+    "asks",
+    [
+        "_, width = os.popen('stty size').read().split()",  # the progress bar of many trainings
+        "width = os.get_terminal_size()",
+        "__import__('termios').tcgetattr(0)",
+    ],
+)
+def test_a_command_that_asks_for_a_terminal_is_given_the_line_that_has_one(tmp_path, asks):
+    runner = runner_of(program(tmp_path, before=f"import os; {asks}"), tmp_path)
+
+    with pytest.raises(UserProgramError, match="before its first batch") as raised:
+        runner(search_probe_of(1, purpose=Purpose.BASE))
+
+    assert "asks for a terminal" in raised.value.hint
+    assert "script -qec '" in raised.value.hint and "{micro_batch_size}' /dev/null" in raised.value.hint
+    assert num_starts(tmp_path) == 1
+
+
 SPAWNED = """
 import sys
 import torch

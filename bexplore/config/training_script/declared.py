@@ -33,6 +33,7 @@ def _read_option(call: Node, *, is_click: bool, is_positional: bool | None = Non
         prompts = is_click and call.keyword("prompt").value not in (UNKNOWN, False)
         is_required = (required is True or prompts) and not has_default
         is_positional = False
+    is_unset = not (is_required or is_positional) and (not default or default.value is None)
     kind = call.keyword("type")
     choices = (kind.argument(0) if kind.name.endswith("Choice") else call.keyword("choices")).value
     return Parameter(
@@ -40,6 +41,7 @@ def _read_option(call: Node, *, is_click: bool, is_positional: bool | None = Non
         head="" if is_positional or not (is_click or spelt.startswith("-")) else spelt,
         is_required=is_required,
         default=default.scalar,
+        is_unset=is_unset,
         choices=tuple(map(str, choices)) if isinstance(choices, list | tuple) else (),
         help_text=call.keyword("help").text,
     )

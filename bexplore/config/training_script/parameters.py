@@ -69,6 +69,11 @@ _HELP_OF_OTHERS = re.compile(
     r"\b(?:total|global|effective|buffer|replay|load|loaded|resume|restore|continue|pre-?trained|read|input|init|from"
     r"|exist|latest)"
 )
+# What few trainings do without, though its option has no default; but not what they go on from, nor a number.
+_OF_INPUT = re.compile(r"(?<![a-z])(?:data|datasets?|corpus|train|root|model|arch|config|cfg|task)")
+_OF_LATER = re.compile(
+    r"resume|restore|load|pretrained|checkpoint|ckpt|weights|cache|output|save|\b(?:hub|distill|size|rank|steps|iters|num)\b"
+)
 # Folders that a training reads, of which a help text may say what wrote there.
 _OF_DATA = re.compile(r"\b(?:data|datasets?|corpus)\b")
 
@@ -81,6 +86,7 @@ class Parameter:
     head: str  # what stands before the value: `--batch-size`, or `batch_size=` in one word; empty for a positional one
     is_required: bool = False  # whether the program refuses to start without it
     default: Any = None  # its value without one; None where there is none or it is not a literal
+    is_unset: bool = False  # whether it has no value without one, and is not required
     choices: tuple[str, ...] = ()  # values that it takes; empty where any
     is_variable: bool = False  # whether it is a variable of the environment
     help_text: str = ""  # what the program says of it; empty where it says nothing
@@ -136,6 +142,8 @@ class Call:
     chosen: dict[str, Parameter] = field(default_factory=dict)  # placeholder -> the parameter that takes it
     # Parameters whose value only the user knows; the words have a stand-in for each.
     missing: list[Parameter] = field(default_factory=list)
+    # Options that are left out and have no default, though few trainings do without what their names say.
+    doubtful: list[Parameter] = field(default_factory=list)
 
 
 def spell(name: str) -> str:
@@ -238,8 +246,15 @@ def make_call(chain: Chain, variables: Sequence[Parameter] = (), *, config: Para
                 value = parameter.stand_in
                 call.missing.append(parameter)
             call.words += parameter.words(value)
+        call.doubtful += [one for one in interface.parameters if one not in values and _is_doubtful(one)]
     call.variables = {one.name: value for one, value in values.items() if one.is_variable}
     return call
+
+
+def _is_doubtful(parameter: Parameter) -> bool:
+    name = parameter.name.lower().replace("_", " ").replace("-", " ")
+    is_other = any(pattern.search(name) for pattern in (_OF_LATER, OF_EVALUATION))
+    return parameter.is_unset and not is_other and _OF_INPUT.search(name) is not None
 
 
 def _given(interface: Interface, values: dict[Parameter, str]) -> list[Parameter]:

@@ -419,6 +419,21 @@ def test_an_error_has_the_complete_line_to_type_or_to_write(tmp_path, monkeypatc
     assert hint in raised.value.hint
 
 
+def test_options_without_a_default_that_few_trainings_do_without_are_named(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--batch-size', type=int, default=8)\n"
+        "p.add_argument('--data-dir')\np.add_argument('--arch', default=None)\np.add_argument('--out', default=None)\n"
+        "p.add_argument('--task', default='a')\np.add_argument('--model-weights')\np.add_argument('--val-data')\n"
+        "p.add_argument('--train-num-samples', type=int)\np.add_argument('--notes')\n"
+    )
+
+    notes = starter.from_script(script).notes
+
+    told = [note for note in notes if note.startswith("left out")]
+    assert told == ["left out, as they have no default: --data-dir, --arch; add what your training needs to the command"]
+
+
 def test_a_variable_of_the_environment_is_written_into_the_file(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(
