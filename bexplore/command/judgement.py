@@ -43,7 +43,6 @@ from bexplore.command.timing import (
     share_evaluations,
 )
 from bexplore.command.verdicts import (
-    TAKE_GLOBAL,
     Arrived,
     CheckResult,
     Finding,
@@ -53,7 +52,7 @@ from bexplore.command.verdicts import (
     is_cut,
 )
 from bexplore.command.watch import Ending, OpenStart, Watch
-from bexplore.config.command import Command
+from bexplore.config.command import Command, count_processes
 from bexplore.config.document import dotted_path
 from bexplore.engine.protocol.failures import describe_exit, find_host_error, last_line
 from bexplore.errors import UserProgramError
@@ -597,9 +596,12 @@ def _note_resumed(reports: Reports) -> Iterator[str]:
 def refuse(finding: Finding, command: Command) -> UserProgramError:
     """Return the error of a command that does something else than asked; of a size in a file, the hint has its key."""
     hint = finding.hint
-    if hint == TAKE_GLOBAL and command.file is not None and command.has_size_in_file:
-        key = dotted_path(command.file.paths("micro_batch_size")[0])
-        hint = f"add to the options: --set {key}={{global_batch_size}}"
+    if finding.num_shares > 1:
+        if command.file is not None and command.has_size_in_file:
+            key = dotted_path(command.file.paths("micro_batch_size")[0])
+            hint = f"add to the options: --set {key}={{global_batch_size}}"
+        if command.num_replicas is None and count_processes(command.argv) is None:
+            hint = f"{hint}, and give `replicas={finding.num_shares}`"
     return UserProgramError(f"{finding.result.value}: {finding.why}", hint=hint)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -32,7 +33,6 @@ DROPPED = 1.5
 LISTED = 0.9
 # A size that arrives as another within this factor was rounded. Source: of powers of two, which are farthest apart.
 ROUNDED = 2.0
-TAKE_GLOBAL = "write {global_batch_size} in place of {micro_batch_size}"
 
 
 class CheckResult(StrEnum):
@@ -55,6 +55,7 @@ class Finding:
     # The most that arrive, whatever is asked for; None where that is not what kept them away
     num_samples: int | None = None
     is_rounded: bool = False  # whether the command makes another size of it, though it follows others
+    num_shares: int = 1  # ranks by which the command divides what it is given
 
     @property
     def is_refused(self) -> bool:
@@ -109,7 +110,7 @@ class SizeCheck:
             for rank in ranks
             if _count_arrivals(rank)
         ]
-        if self._is_divided(len(ranks)):
+        if self._is_divided(ranks, micro_batch_size):
             return refuse_division(self.arrived[micro_batch_size].rows, micro_batch_size, len(ranks))
         if not findings:
             return Finding(
@@ -207,10 +208,16 @@ class SizeCheck:
         is_near = max(rows, size) < ROUNDED * min(rows, size)
         return is_near and any(rows > size or other > rows for other in followed)
 
-    def _is_divided(self, num_ranks: int) -> bool:
-        """Return whether several sizes arrived as their share of a rank; packed batches do so at one size at most."""
-        shares = [seen.rows * num_ranks == size for size, seen in self.arrived.items()]
-        return num_ranks > 1 and len(shares) > 1 and all(shares)
+    def _is_divided(self, ranks: Sequence[Rank], size: int) -> bool:
+        """Return whether a size arrived as the share of a rank.
+
+        Packed batches do so at one size at most, and not by the lists of samples that a loader is asked for.
+        """
+        shares = [seen.rows * len(ranks) == size for size, seen in self.arrived.items()]
+        lists = {_find_usual_list(rank) for rank in ranks}
+        is_all_data = any(rank.num_samples is not None and rank.num_samples * len(ranks) <= size for rank in ranks)
+        is_by_lists = lists == {size / len(ranks)} and not is_all_data
+        return len(ranks) > 1 and all(shares) and (len(shares) > 1 or (bool(shares) and is_by_lists))
 
     def _rows_follow(self, size: int) -> bool:
         """Return whether enough other sizes that starts were given arrived as the leading dimension."""
@@ -275,7 +282,8 @@ def take_capacity(check: SizeCheck, ranks: Sequence[Rank], capacity: int) -> boo
 def refuse_division(rows: int, size: int, num_ranks: int) -> Finding:
     """Return the finding of a command that takes the batch of all ranks."""
     why = f"{describe_arrival(rows, size)}: the command divides it by its {num_ranks} ranks"
-    return _contradict(why, TAKE_GLOBAL)
+    hint = "write {global_batch_size} in place of {micro_batch_size}"
+    return dataclasses.replace(_contradict(why, hint), num_shares=num_ranks)
 
 
 def check_replicas(ranks: Sequence[Rank], asked: int | None) -> tuple[int, Finding]:

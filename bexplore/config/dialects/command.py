@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -110,7 +111,7 @@ def load(
         batch_size_path=(own.places.get("global_batch_size") if own else None) or ("explore", "global_batch_size"),
         has_replica_batch_size=replica_batch_size is not None,
         num_replicas=numbers.num_replicas or 1,
-        model_dir="model_dir",
+        model_dir=_name_results(document.path if text is not None else None, argv),
         job=job,
         settings=settings,
         command=command,
@@ -118,6 +119,16 @@ def load(
         num_replicas_started=command.num_replicas if is_of_launcher else None,
         warnings=(*problems.warnings, *_describe_probing(document, command)),
     )
+
+
+def _name_results(path: Path | None, argv: Sequence[str]) -> str:
+    """Return the name of the folder of results: that of the file, else of the script, module or program."""
+    scripts = re.findall(r"([\w.-]+)\.(?:py|sh)(?![\w.-])", " ".join(argv))  # in a command that a shell gets, too
+    modules = [word for before, word in itertools.pairwise(argv) if before == "-m"][-1:]  # a launcher stands before it
+    programs = [Path(word).name for word in argv[:1]]
+    found = path.name.removesuffix(path.suffix).removesuffix(".explore") if path else ""
+    name = next((one for one in (found, *scripts, *modules, *programs) if one.strip(".")), "command")
+    return re.sub(r"[^\w.-]", "_", name)
 
 
 def _assume_replicas(

@@ -237,6 +237,19 @@ def test_the_batch_of_all_ranks_is_told_in_words(check):
     assert finding.why == told
 
 
+@pytest.mark.parametrize(
+    ("lists", "num_samples", "result"),
+    [(8, 1000, CONTRADICTED), (16, 1000, UNCONFIRMED), (None, 1000, UNCONFIRMED), (8, 8, UNCONFIRMED)],
+)
+def test_a_share_is_told_at_once_where_the_loader_was_asked_for_it(check, lists, num_samples, result):
+    record = {"list_lengths": {str(lists): 8}} if lists else {}
+
+    finding = check.check(both(rank(rows=8, record=record, num_samples=num_samples)), 16, 1)
+
+    assert finding.result is result
+    assert ("divides it by its 2 ranks" in finding.why) == (result is CONTRADICTED)
+
+
 def test_an_exploration_that_goes_on_checks_a_size_by_what_arrived_before(check):
     before = SizeCheck()
     before.check([packed(1004)], 4, 1)

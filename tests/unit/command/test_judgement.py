@@ -281,16 +281,22 @@ def test_an_end_before_torch_has_the_line_to_type_unless_torch_is_missing(judge,
     assert words in judge(seen).hint
 
 
-def test_a_divided_size_of_a_file_has_the_words_that_set_its_key():
+def test_a_divided_size_has_the_words_that_set_it_and_the_replicas_where_nothing_shows_them():
     key = FileKey(path=("data", "batch_size"), name="micro_batch_size")
     file = CommandFile(name="job.json", text="{}", keys=(key,))
 
-    told = [
-        refuse(refuse_division(8, 16, 2), Command(argv=("train", *words), file=given)).hint
-        for words, given in ((("{config}",), file), (("--batch-size={micro_batch_size}",), None))
-    ]
+    commands = (
+        Command(argv=("train", "{config}"), file=file),
+        Command(argv=("train", "{config}"), file=file, num_replicas=2),
+        Command(argv=("torchrun", "--nproc-per-node=2", "train.py", "{micro_batch_size}")),
+        Command(argv=("train", "{micro_batch_size}")),
+    )
+
+    told = [refuse(refuse_division(8, 16, 2), command).hint for command in commands]
 
     assert told == [
+        "add to the options: --set data.batch_size={global_batch_size}, and give `replicas=2`",
         "add to the options: --set data.batch_size={global_batch_size}",
         "write {global_batch_size} in place of {micro_batch_size}",
+        "write {global_batch_size} in place of {micro_batch_size}, and give `replicas=2`",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,28 @@ def test_a_global_batch_alone_is_the_size_times_the_replicas():
     values = command.values(micro_batch_size=4, accumulation=1, num_replicas=2)
     assert command.filled(values)[0] == ["train", "--batch-size", "8"]
     assert command.shown_with(micro_batch_size=4, accumulation=None, num_replicas=2) == "train --batch-size 8"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("python -u ../code/main_x.py --config other.py {micro_batch_size}", "main_x"),
+        ("torchrun --nproc-per-node 2 -m package.train {micro_batch_size}", "package.train"),
+        ("python -m torch.distributed.run -m package.train {micro_batch_size}", "package.train"),
+        ("python -m torch.distributed.run run.v2.py {micro_batch_size}", "run.v2"),
+        ("script -qec 'python train.py {micro_batch_size}' /dev/null", "train"),
+        ("/opt/tools/tune:x run {micro_batch_size}", "tune_x"),
+    ],
+)
+def test_results_of_a_command_lie_in_a_folder_of_its_programs_name(words, name):
+    overrides = [f"explore.command={json.dumps(shlex.split(words))}", "explore.writes_are_fine=true"]
+    assert load_config(None, overrides=overrides).model_dir == name
+
+
+def test_results_of_a_command_with_a_file_lie_in_a_folder_of_the_files_name(tmp_path):
+    path = tmp_path / "small.explore.yaml"
+    path.write_text("explore:\n  command: python train.py {micro_batch_size} {output_dir}\n")
+    assert load_config(path).model_dir == "small"
 
 
 def test_an_empty_word_of_the_command_stays_one_where_it_is_shown():
