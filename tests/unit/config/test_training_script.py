@@ -431,7 +431,8 @@ def test_options_without_a_default_that_few_trainings_do_without_are_named(tmp_p
     notes = starter.from_script(script).notes
 
     told = [note for note in notes if note.startswith("left out")]
-    assert told == ["left out, as they have no default: --data-dir, --arch; add what your training needs to the command"]
+    words = "left out, as they have no default: --data-dir, --arch; add what your training needs to the command"
+    assert told == [words]
 
 
 def test_a_variable_of_the_environment_is_written_into_the_file(tmp_path):
