@@ -78,6 +78,8 @@ class Arrived:
     # The larger size that the start was given, from whose lists of samples the batches were cut, which shows nothing of
     # this size; 0 for a start of this size
     cut_from: int = 0
+    # The usual leading dimension of all batches of a pass, where several loaders are read for it; 0 where one is
+    rows_together: int = 0
 
 
 @dataclass(slots=True)
@@ -148,7 +150,11 @@ class SizeCheck:
             mean_rows=sum(one * count for one, count in rows.items()) / sum(rows.values()),
             has_rows_of_size=usual == size or size in of_model or is_whole_step,
             fetches_per_pass=_count_fetches_per_pass(rank) * rows.get(size, 0) / sum(rows.values()),
+            rows_together=_find_rows_together(rank),
         )
+        parts = self._explain_parts(size, arrived)
+        if parts is not None:
+            return parts
         if self._drops(size, arrived):
             why = f"{arrived.fetches_per_pass:.1f} micro-batches of {size} arrived for each that was trained"
             return _contradict(why, "let a batch that runs out of memory end the training", is_of_this_size=True)
@@ -168,6 +174,21 @@ class SizeCheck:
         self.arrived[size] = arrived
         result = CheckResult.VERIFIED if self.unconfirmed is None else CheckResult.UNCONFIRMED
         return Finding(result=result, why="" if self.unconfirmed is None else describe_arrival(usual, size))
+
+    def _explain_parts(self, size: int, arrived: Arrived) -> Finding | None:
+        """Return what is wrong where loaders share a size, and at a small one each of them had as many samples.
+
+        That they share it shows at another size: domains with a batch each have as many loaders of the size at all.
+        """
+        is_shared = arrived.rows == size == arrived.rows_together
+        for other, seen in self.arrived.items():
+            if is_shared and seen.rows == other < seen.rows_together:
+                why = f"{describe_arrival(seen.rows_together, other)}: each of several loaders rounds its part up"
+                return _contradict(why, f"add to the options: --set explore.min={seen.rows_together}")
+            if size == arrived.rows < arrived.rows_together and seen.rows == other == seen.rows_together:
+                why = f"{describe_arrival(arrived.rows_together, size)}: the command rounds it"
+                return _contradict(why, "", is_of_this_size=True, is_rounded=True)
+        return None
 
     def _explain_arrival(
         self, rows: int, size: int, *, was_tried: bool = False, num_samples: int | None = None
@@ -333,6 +354,11 @@ def _count_arrivals(rank: Rank) -> dict[int, int]:
         return dict(rank.rows)
     seen = [rows for rows, _ in rank.forward_rows]
     return {rows: seen.count(rows) for rows in set(seen)}
+
+
+def _find_rows_together(rank: Rank) -> int:
+    rows = {int(one): count for one, count in rank.record.get("rows_together", {}).items()}
+    return max(rows, key=lambda one: rows[one], default=0)
 
 
 def _find_usual_list(rank: Rank) -> int | None:

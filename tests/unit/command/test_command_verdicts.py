@@ -237,6 +237,33 @@ def test_the_batch_of_all_ranks_is_told_in_words(check):
     assert finding.why == told
 
 
+def shared_by_loaders(size: int, least: int = 1) -> Rank:
+    """Return a rank of two loaders with half of the size each, and one sample at least; those of size 1 count alone."""
+    part = max(round(size / 2), least)
+    return rank(rows=size if part == size else 2 * part, record={"rows_together": {str(2 * part): 8}})
+
+
+def test_a_part_that_each_loader_rounds_up_is_told_by_the_next_size(check):
+    assert not check.check([shared_by_loaders(1)], 1, 1).is_refused
+    finding = check.check([shared_by_loaders(8)], 8, 1)
+
+    assert finding.result is CONTRADICTED and not finding.is_of_this_size
+    assert "2 samples arrived where 1 were asked for" in finding.why and "explore.min=2" in finding.hint
+
+
+def test_a_small_size_that_loaders_round_up_fails_alone_behind_one_that_they_share(check):
+    assert check.check([shared_by_loaders(8)], 8, 1).result is VERIFIED
+    finding = check.check([shared_by_loaders(1)], 1, 1)
+
+    assert finding.result is CONTRADICTED and finding.is_of_this_size
+
+
+def test_loaders_with_a_batch_of_the_size_each_are_verified_at_all_sizes(check):
+    for size in (1, 8, 2):
+        own = rank(rows=size, record={"rows_together": {str(2 * size): 8}})
+        assert check.check([own], size, 1).result is VERIFIED
+
+
 @pytest.mark.parametrize(
     ("lists", "num_samples", "result"),
     [(8, 1000, CONTRADICTED), (16, 1000, UNCONFIRMED), (None, 1000, UNCONFIRMED), (8, 8, UNCONFIRMED)],

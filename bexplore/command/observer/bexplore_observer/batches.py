@@ -176,20 +176,31 @@ class Fetches:
             turns.setdefault(turn.key, []).append(seen)
         return turns
 
+    def count_together(self) -> dict[int, int]:
+        """Return leading dimension -> micro-batches of all data sets that are read for one pass; empty for one."""
+        together = self._find_together(self._find_training())
+        return _join(list(together.values())).count_rows() if together else {}
+
     def _find_counted(self) -> list[ReadSet]:
         """Return the data sets of the training; those that are read for one pass together count as one."""
-        training, turns = self._find_training(), self._follow_turns()
+        training = self._find_training()
+        together = self._find_together(training)
+        alone = [one for key, one in training.items() if key not in together]
+        return [*alone, self._choose(list(together.values()))] if together else alone
+
+    def _find_together(self, training: dict[Key, ReadSet]) -> dict[Key, ReadSet]:
+        """Return those of the training's data sets that are read for one pass together, by key; empty for none."""
+        turns = self._follow_turns()
         joined = set()
         for key in training:
             if not _is_passed(turns.get(key, [])):
                 following = [after for passed, _, after in turns.get(key, []) if not passed and after in training]
                 joined |= {key, *following}
-        together = [one for key, one in training.items() if key in joined]
+        together = {key: one for key, one in training.items() if key in joined}
         num_passes = self._turns[-1].num_passes - self._turns[0].num_passes if self._turns else 0
         # Where there are as many passes, each has a batch of its own.
-        if sum(len(one.micro_batches) // FIELDS for one in together) < SEVERAL_A_PASS * num_passes or len(together) < 2:
-            return list(training.values())
-        return [*(one for key, one in training.items() if key not in joined), self._choose(together)]
+        num_read = sum(len(one.micro_batches) // FIELDS for one in together.values())
+        return together if num_read >= SEVERAL_A_PASS * num_passes and len(together) > 1 else {}
 
     def _choose(self, together: Sequence[ReadSet]) -> ReadSet:
         """Return the data set that the size is of, where several are read for one pass; else all of them as one.

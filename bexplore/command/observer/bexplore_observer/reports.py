@@ -97,6 +97,7 @@ def _describe_batches(observer: Observer) -> dict[str, Any]:
     fetches, lists = loaders.fetches, loaders.lists
     return {
         "rows": {str(rows): count for rows, count in fetches.count_rows().items() if rows != UNKNOWN},
+        "rows_together": {str(rows): count for rows, count in fetches.count_together().items()},
         "forward_rows": models.inputs,
         "elements_of_parts": models.elements_of_parts,
         "num_samples": loaders.find_num_samples(),

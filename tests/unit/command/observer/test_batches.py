@@ -99,6 +99,7 @@ def test_of_data_sets_read_for_one_pass_those_of_the_size_count(before, after, e
     fetches.turn_to(None, 8)
 
     assert fetches.count_rows() == expected and fetches.count() == sum(expected.values())
+    assert fetches.count_together() == {before[0] + after[0]: 8} or len(after) > 1
     assert fetches.find_evaluations() == []
     steps: list[dict] = [{} for _ in range(8)]
     fetches.add_to(steps)
