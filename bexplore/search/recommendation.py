@@ -24,6 +24,9 @@ ALLOWED_SDS = 3.0
 # Standard errors of the difference of two sizes' own measurements, within which the slower may be recommended.
 # Source: benchmarks/results/stopping.md, "error of a difference".
 SURE_SDS = 1.0
+# Probability from which a smaller size is told as one within the tolerance. Source: chosen: below it two noisy
+# measurements that are a third apart may lie within the tolerance in the mean.
+SURELY_WITHIN = 0.8
 GAIN_QUANTILES = (0.025, 0.975)  # Source: 95 %, `measurement.statistics.LEVEL`
 MEAN_WEIGHT = 1e-3  # Source: a tie-break: below the probability of half a draw, for a tenth in throughput
 
@@ -51,7 +54,7 @@ class Recommendation:
     relative_performance: float  # its samples/s over the base's, both as in `speeds`
     confidence: int  # p(it is within the tolerance of the best that fits) in percent, 0 to 98
     samples_per_s: float  # of the pass, in the user's own compilation, as in `speeds`
-    smallest_within_tolerance: int  # the smallest of `within_tolerance`
+    smallest_within_tolerance: int  # the smallest of `within_tolerance` that is surely so
     base_micro_batch_size: int  # the smallest size of `base_variant` that ran
     num_probes: int  # probes so far, all outcomes
     elapsed_s: float = 0.0  # seconds since the exploration started
@@ -112,7 +115,7 @@ def recommend(
         relative_performance_interval=None if best == base else (math.exp(min(low, gain)), math.exp(max(high, gain))),
         confidence=score(float(near[best]), grounds, tolerance=tolerance),
         samples_per_s=math.exp(log_speed[best]),
-        smallest_within_tolerance=min(within),
+        smallest_within_tolerance=min([chosen, *(one for one in within if _is_within(posterior, one, best, tolerance))]),
         base_micro_batch_size=int(posterior.sizes[base]),
         num_probes=len(evidence),
         within_tolerance=tuple(within),
@@ -122,6 +125,13 @@ def recommend(
         base_variant=base_variant,
         speeds=_speeds(posterior, log_speed),
     )
+
+
+def _is_within(posterior: Posterior, size: int, best: int, tolerance: float) -> bool:
+    """Return whether a size is surely within the tolerance of the best, or faster."""
+    other = posterior.index(size, int(posterior.variants[best]))
+    gains = posterior.log_throughput[:, other] - posterior.log_throughput[:, best]
+    return bool((gains >= math.log1p(-tolerance)).mean() >= SURELY_WITHIN)
 
 
 def consistent_with(posterior: Posterior, speeds: Sequence[Speed]) -> Posterior:
