@@ -11,6 +11,8 @@ from bexplore.command.observer.bexplore_observer.batches import UNKNOWN, count_t
 
 PADDED, LENGTHS = torch.zeros(3, 7, dtype=torch.long), torch.tensor([7, 2, 5])
 MASK = (torch.arange(7) < LENGTHS[:, None]).long()
+FEATURES = torch.arange(3 * 7 * 2.0).reshape(3, 7, 2)
+FEATURES_OF_LENGTHS = torch.where(MASK[..., None] > 0, FEATURES, torch.tensor([-0.5, 0.25]))
 IMAGES, LABELS = torch.zeros(4, 3, 8, 8), torch.tensor([8, 3, 9, 1])
 
 BATCHES = {
@@ -19,6 +21,10 @@ BATCHES = {
     "masks of an encoder and a decoder": ({"attention_mask": MASK, "decoder_attention_mask": MASK[:, :2]}, 14 + 6),
     "lengths beside padded rows": ((PADDED, LENGTHS), 14),
     "lengths beside steps of time first": ((torch.zeros(7, 3, 80), LENGTHS.int()), 14),
+    "lengths beside features padded with a value of each": ((FEATURES_OF_LENGTHS, LENGTHS), 14),
+    "lengths of one sample": ((FEATURES[:1], torch.tensor([7])), 7),
+    "classes that the number of features happens to be the last of": ((FEATURES, LENGTHS), UNKNOWN),
+    "images and their channels": ((IMAGES, torch.tensor([3, 3, 3, 3])), UNKNOWN),
     "rows alone": (PADDED, UNKNOWN),
     "images and their classes": ((IMAGES, LABELS), UNKNOWN),
     "targets of a regression": ((PADDED, LENGTHS.float()), UNKNOWN),

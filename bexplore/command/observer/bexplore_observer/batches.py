@@ -14,6 +14,8 @@ UNKNOWN = -1  # leading dimension, or tokens, of a batch that shows none
 FIELDS = 4  # of a micro-batch in `ReadSet`
 # Ends of names of tensors that are 0 where a batch is padded. Source: tokenizers and image processors of transformers.
 MASKS = ("attention_mask", "pixel_mask")
+# Dimensions of a batch of pictures, and its channels, which are no lengths. Source: chosen; red, green, blue and alpha.
+PICTURE_DIMS, MOST_CHANNELS = 4, 4
 DIGEST_ELEMENTS = 1024  # elements of each tensor that are compared between ranks
 OBJECTS_OF_BATCH = 500  # most objects of a batch of a kind of its own that are searched for tensors
 DEPTH_OF_BATCH = 6  # of containers in containers that are searched
@@ -304,8 +306,8 @@ def read_leading_dimension(leaves: Sequence[Any]) -> int | None:
 def count_tokens(batch: Any, leaves: Sequence[Any]) -> int:
     """Return the elements of a batch that are no padding: by its masks, else by its lengths; UNKNOWN without either.
 
-    Lengths are integers, one for each sample, of which the longest is a dimension of another tensor. Nothing is read
-    from a device.
+    Lengths are integers, one for each sample, of which the longest is a dimension of another tensor, in which nothing
+    but padding follows the shortest: so they are no labels. Nothing is read from a device.
     """
     leaves = [leaf for leaf in leaves if leaf.device.type == "cpu"]
     named = batch if isinstance(batch, dict) else getattr(batch, "data", None)
@@ -320,10 +322,24 @@ def count_tokens(batch: Any, leaves: Sequence[Any]) -> int:
 def _are_lengths(lengths: Any, leaves: Sequence[Any]) -> bool:
     if lengths.dim() != 1 or not lengths.numel() or lengths.is_floating_point() or lengths.is_complex():
         return False
-    longest, num_samples = int(lengths.max()), len(lengths)
-    shapes = [tuple(leaf.shape[:2]) for leaf in leaves]
-    is_padded = (num_samples, longest) in shapes or (longest, num_samples) in shapes
-    return is_padded and longest > 1 and int(lengths.min()) >= 1
+    if int(lengths.min()) < 1 or int(lengths.max()) <= 1:
+        return False
+    return any(leaf is not lengths and leaf.dim() > 1 and _is_padded(leaf, lengths) for leaf in leaves)
+
+
+def _is_padded(leaf: Any, lengths: Any) -> bool:
+    """Return whether a tensor holds samples of these lengths, one behind the other or side by side."""
+    longest, shape = int(lengths.max()), tuple(leaf.shape[:2])
+    if leaf.is_sparse or (leaf.dim() >= PICTURE_DIMS and longest <= MOST_CHANNELS):
+        return False
+    shortest = int(lengths.argmin())
+    of_shortest = []
+    if shape == (len(lengths), longest):
+        of_shortest.append(leaf[shortest])
+    if shape == (longest, len(lengths)):
+        of_shortest.append(leaf[:, shortest])
+    padding = [sample[int(lengths[shortest]) :] for sample in of_shortest]
+    return any(not len(rest) or bool((rest == rest[:1]).all()) for rest in padding)
 
 
 def find_tensors(tree: Any, kind: type) -> list[Any]:
