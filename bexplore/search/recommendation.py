@@ -107,6 +107,7 @@ def recommend(
     ran = (posterior.measured > 0) & posterior.open & (posterior.variants == variant)
     within = np.flatnonzero(ran & (log_speed >= log_speed[best] + math.log1p(-tolerance)))
     within = posterior.sizes[within[np.argsort(-log_speed[within], kind="stable")]].tolist()
+    surely = [one for one in within if _is_within(posterior, one, best, tolerance)]
     grounds = count_grounds(posterior, evidence)
     regrets = np.abs(posterior.regret(chosen, variant))  # no negative zero
     return Recommendation(
@@ -115,7 +116,7 @@ def recommend(
         relative_performance_interval=None if best == base else (math.exp(min(low, gain)), math.exp(max(high, gain))),
         confidence=score(float(near[best]), grounds, tolerance=tolerance),
         samples_per_s=math.exp(log_speed[best]),
-        smallest_within_tolerance=min([chosen, *(one for one in within if _is_within(posterior, one, best, tolerance))]),
+        smallest_within_tolerance=min([chosen, *surely]),
         base_micro_batch_size=int(posterior.sizes[base]),
         num_probes=len(evidence),
         within_tolerance=tuple(within),
