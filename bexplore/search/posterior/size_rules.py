@@ -105,6 +105,7 @@ class RuleKind(StrEnum):
     AT_LEAST = "at_least"  # k
     NO_REMAINDER = "no_remainder"  # of r, divided by k
     POWERS_OF_TWO = "powers_of_two"
+    UNKNOWN_DIVISORS = "unknown_divisors"  # of a number that nothing tells: powers of two, which divide most queues
     DIVISORS = "divisors"  # of k, as of a queue or of a global batch
     NO_DIVISORS = "no_divisors"  # of k, as of the samples of an epoch less one, whose last batch holds one sample
 
@@ -129,7 +130,7 @@ class SizeRule:
                 return sizes >= k
             case RuleKind.NO_REMAINDER:
                 return sizes % k != self.remainder
-            case RuleKind.POWERS_OF_TWO:
+            case RuleKind.POWERS_OF_TWO | RuleKind.UNKNOWN_DIVISORS:
                 return (sizes & (sizes - 1)) == 0
             case RuleKind.DIVISORS:
                 return k % sizes == 0
@@ -153,6 +154,8 @@ class SizeRule:
                 return f"sizes without a remainder of {self.remainder} modulo {k}"
             case RuleKind.POWERS_OF_TWO:
                 return "powers of two"
+            case RuleKind.UNKNOWN_DIVISORS:
+                return "powers of two, the likeliest divisors of what its error names"
             case RuleKind.DIVISORS:
                 return f"divisors of {k}"
             case RuleKind.NO_DIVISORS:
@@ -266,7 +269,7 @@ def _divisibility(text: str, size: int) -> Iterator[tuple[SizeRule, float]]:
     if not _DIVISIBLE_AT_ALL.search(text):
         return
     if _WHOLE_BY_BATCH.search(text):
-        yield SizeRule(RuleKind.POWERS_OF_TWO), SUGGESTED
+        yield SizeRule(RuleKind.UNKNOWN_DIVISORS), SUGGESTED
     for number in _limits(_BY_NUMBER, text):
         if number != size:
             yield from _multiples(number)
@@ -298,7 +301,7 @@ def _conditions(text: str, failing_line: str, size: int) -> Iterator[tuple[SizeR
             elif left.isdigit() and int(left) > size:
                 yield SizeRule(RuleKind.DIVISORS, int(left)), NAMED
             elif _BATCH_NAME.search(right) and not _BATCH_NAME.search(left):
-                yield SizeRule(RuleKind.POWERS_OF_TWO), NAMED  # divisors of a queue, whose length is mostly one
+                yield SizeRule(RuleKind.UNKNOWN_DIVISORS), NAMED
 
 
 def _bounds(failing_line: str) -> Iterator[tuple[bool, int]]:

@@ -47,6 +47,14 @@ def test_two_sizes_that_cannot_be_told_apart_are_both_within_the_tolerance():
     assert best.smallest_within_tolerance == 32
 
 
+def test_a_smaller_size_that_noise_may_hide_as_slower_is_not_told_as_near():
+    noise = 0.3
+    ran = [(1, 80.0), (96, 199.6), (128, 289.4)]
+    best = recommended([1, 2, 96, 128], [measured(size, speed, log_throughput_se=noise) for size, speed in ran])
+    assert best.micro_batch_size == 128
+    assert best.smallest_within_tolerance == 128
+
+
 def test_sizes_that_ran_within_the_tolerance_are_told_the_fastest_first():
     best = recommended([8, 32, 48, 64], [measured(8, 500.0), measured(32, 990.0), measured(48, 1000.0)])
     assert best.within_tolerance == (48, 32)
