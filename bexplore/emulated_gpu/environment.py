@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
+import shlex
 import shutil
+import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bexplore.emulated_gpu import nvidia_smi
 from bexplore.emulated_gpu.libraries import built_libraries
 from bexplore.errors import EmulationError
 from bexplore.host import accelerators
@@ -85,6 +89,7 @@ def emulated_environment(
         **{f"{PREFIX}{name}": str(number) for name, number in numbers.items()},
         f"{PREFIX}NAME": device.name,
         f"{PREFIX}SHARED_FOLDER": str(_make_shared_folder()),
+        "PATH": os.pathsep.join((str(_write_programs()), os.environ.get("PATH", os.defpath))),
         "CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in range(num_devices)),
         "LD_PRELOAD": _list_preloaded(folder),
         "TRITON_LIBCUDA_PATH": str(folder),
@@ -107,6 +112,23 @@ def _separate_compiler_caches() -> dict[str, str]:
     """Keep what is tuned on an emulated device, where all candidates are equally fast, away from real ones."""
     folder = cache_folder("emulated_gpu_compiled")
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+
+
+def _write_programs() -> Path:
+    """Write the programs of a driver that trainings start; return their folder.
+
+    It is that of the interpreter, and not the shared one: programs in shared memory may be refused.
+    """
+    text = f'#!/bin/sh\nexec {shlex.join([sys.executable, "-IS", nvidia_smi.__file__])} "$@"\n'
+    programs = cache_folder("emulated_gpu_programs") / hashlib.sha256(text.encode()).hexdigest()[:16]
+    programs.mkdir(parents=True, exist_ok=True)
+    smi = programs / "nvidia-smi"
+    if not smi.exists():
+        new = programs / f"nvidia-smi.{os.getpid()}"
+        new.write_text(text)
+        new.chmod(0o755)
+        new.rename(smi)
+    return programs
 
 
 def _make_shared_folder() -> Path:

@@ -247,6 +247,33 @@ def test_nvml_answers_what_logs_of_trainings_ask(emulate):
     )
 
 
+def test_nvidia_smi_tells_what_trainings_ask_it(emulate):
+    lines = emulate(
+        """
+        import subprocess, torch
+        x = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+        for words in (
+            "--query-gpu=gpu_name,memory.total,enforced.power.limit --format=csv",
+            "--query-gpu=memory.total,memory.used --format=csv,nounits,noheader -i 1",
+            "-L",
+            "topo -m",
+            "",
+        ):
+            done = subprocess.run(["nvidia-smi", *words.split()], capture_output=True, text=True)
+            print(done.returncode, done.stderr, *done.stdout.splitlines(), sep="|")
+        """,
+        num_devices=2,
+    )
+    names, memory, listed, topology, told = (line.split("|") for line in lines)
+    total, used = map(int, memory[2].split(", "))
+    assert total > 80_000 and 0 <= used < 2_000
+    device = f"NVIDIA H100 80GB HBM3, {total} MiB, [N/A]"
+    assert names == ["0", "", "name, memory.total [MiB], enforced.power.limit [W]", device, device]
+    assert [line.partition(" (UUID: ")[0] for line in listed[2:]] == [f"GPU {i}: NVIDIA H100 80GB HBM3" for i in (0, 1)]
+    assert topology[2].split()[:2] == ["GPU0", "GPU1"] and "MiB /" in "".join(told[2:])
+    assert {one[0] for one in (memory, listed, topology, told)} == {"0"}
+
+
 def test_a_process_knows_whether_its_devices_are_emulated(emulate):
     program = "from bexplore.host.accelerators import is_emulated; print(is_emulated())"
     without_devices = {"BEXPLORE_EMULATED_DEVICES": "0"}  # the libraries alone, with which a CUDA build can be imported

@@ -23,7 +23,7 @@ ORDER = {
     "host": "blas_threads causes clocks secret_values logs locks json_files records accelerators "
     "torch_interfaces machine process_tree contention",
     "estimate": "kernels efficiencies dispatch collectives model processor calibrations confidence",
-    "emulated_gpu": "libraries environment config_environment",
+    "emulated_gpu": "libraries nvidia_smi environment config_environment",
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command workload variants config dialects "
     "json_schema hydra_tree training_script starter load",

@@ -43,7 +43,7 @@ def probability(evidence: list[Evidence], *sizes: int, space: Space = SPACE) -> 
         (3, "ValueError: need at least 4 samples", "", ("at_least", 4)),
         (3, "AssertionError: queue size 4096 must be divisible by batch size 3", "", ("divisors", 4096)),
         (3, "AssertionError: 4096 % 3 != 0", "", ("divisors", 4096)),
-        (3, "AssertionError: ", QUEUE_LINE, ("powers_of_two", 0)),
+        (3, "AssertionError: ", QUEUE_LINE, ("unknown_divisors", 0)),
         (4, "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x32 and 64x1)", "", ("none", 0)),
         (3, "NameError: name 'x' is not defined", "", ("none", 0)),
     ],
