@@ -27,7 +27,7 @@ ORDER = {
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command workload variants config dialects "
     "json_schema hydra_tree training_script starter load",
-    "config.training_script": "source parameters fields declared help_text places fixed calls notebook",
+    "config.training_script": "source parameters fields declared help_text places ranks fixed calls notebook",
     "config.dialects.cerebras": "section decoders encoders layout",
     "workloads": "torch_private lasting modules import_path parallel workload batches loader decoder hf imported",
     "trace": "torch_private cost_model communication measured absent_gpu cache kernel_shapes operations recorded "

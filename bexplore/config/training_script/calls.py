@@ -27,6 +27,7 @@ from bexplore.config.training_script.parameters import (
     rank,
     spell,
 )
+from bexplore.config.training_script.ranks import needs_torchrun
 from bexplore.config.training_script.source import Program
 from bexplore.errors import UserInputError
 
@@ -41,7 +42,6 @@ _MOST_SHOWN = 5  # calls or options in a message
 _CONFIGURATIONS = ("config", "configfile", "configpath", "cfg", "conf", "hparams", "hparamsfile", "yaml", "yamlpath")
 # Variables that torchrun, srun and mpirun set for each rank.
 _OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|SLURM_|OMPI_|PMI_|PMIX_|TORCHELASTIC_")
-_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "1")
 _PLACEHOLDER = "{micro_batch_size}"
 
@@ -52,13 +52,7 @@ def start_words(program: Program) -> list[str]:
     It is started as a module where its imports need the current folder.
     """
     python, *words = _start_by_python(program)
-    return [*_TORCHRUN, *words] if _needs_torchrun(program) else [python, *words]
-
-
-def _needs_torchrun(program: Program) -> bool:
-    """Return whether a script reads variables of ranks, and looks for none of them first."""
-    read = [one for one in places.read_variables(program) if one.name in _OF_TORCHRUN]
-    return bool(read) and all(one.is_required for one in read)
+    return [*_TORCHRUN, *words] if needs_torchrun(program) else [python, *words]
 
 
 def _start_by_python(program: Program) -> list[str]:

@@ -29,6 +29,7 @@ NAMES = {
     "accumulation": (
         *("gradientaccumulationsteps", "gradaccumsteps", "gradaccumulationsteps", "accumulationsteps", "accumsteps"),
         *("accumulation", "accum", "gradaccum", "gradientaccumulation", "accumulategradbatches", "accumiter"),
+        *("gradaccumulation", "accumgrad", "accumfreq", "gradacc", "updatefreq"),  # wenet, open_clip, ConvNeXt
     ),
     "output_dir": (
         *("hydra.run.dir", "outputdir", "outdir", "outputpath", "outputfolder", "output", "savedir", "savepath"),
@@ -74,8 +75,9 @@ _OF_INPUT = re.compile(r"(?<![a-z])(?:data|datasets?|corpus|train|root|model|arc
 _OF_LATER = re.compile(
     r"resume|restore|load|pretrained|checkpoint|ckpt|weights|cache|output|save|\b(?:hub|distill|size|rank|steps|iters|num)\b"
 )
-# Folders that a training reads, of which a help text may say what wrote there.
-_OF_DATA = re.compile(r"\b(?:data|datasets?|corpus)\b")
+# Folders that a training reads, of which a help text may say what wrote there; and names of runs below a folder of the
+# program's own, of which it says where their results lie.
+_OF_NO_FOLDER = re.compile(r"\b(?:data|datasets?|corpus)\b|name$|\b(?:id|tag|suffix)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +197,7 @@ def _is_told(parameter: Parameter, placeholder: str) -> bool:
     name, text = parameter.name.lower().replace("_", " ").replace("-", " "), parameter.help_text.lower()
     if placeholder not in _HELP or any(_HELP_OF_OTHERS.search(one) for one in (name, text)):
         return False
-    if OF_EVALUATION.search(text) or (placeholder == "output_dir" and _OF_DATA.search(name)):
+    if OF_EVALUATION.search(text) or (placeholder == "output_dir" and _OF_NO_FOLDER.search(name)):
         return False
     return _HELP[placeholder].search(text) is not None
 
@@ -205,7 +207,8 @@ def _fits(parameter: Parameter, placeholder: str) -> bool:
     if isinstance(default, bool | float):
         return False
     if placeholder != "output_dir":
-        if isinstance(default, int) and default <= 0:
+        least = 0 if placeholder == "accumulation" else 1  # 0 accumulates nothing
+        if isinstance(default, int) and default < least:
             return False  # the program computes it
         return OF_EVALUATION.search(parameter.name.lower().replace("_", " ")) is None
     # `out` may be a file: model.pt

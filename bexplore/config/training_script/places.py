@@ -136,6 +136,7 @@ def _read_variable(node: Node) -> Iterator[Parameter]:
         name = node.at(node.node.slice)
     elif node.name == "os.getenv" or (node.method == "get" and node.is_a(ast.Call) and _is_environment(node.owner)):
         name, default = node.argument(0), node.argument(1) or node.keyword("default")
+        is_required = not default and next(node.ancestors()).name in ("int", "float")  # `int(None)` is an error
     else:
         return
     is_handed = name.is_a(ast.Name) and name.node.id not in name.module.values

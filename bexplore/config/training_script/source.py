@@ -1,11 +1,13 @@
 """The modules of a training script, read and not run: what names mean in them, and what a start of it may reach.
 
-An import is followed to files beside the script, in the current folder and in its `src`; never to installed packages.
+An import is followed to files beside the script, in the current folder, in that of the project, and in the `src` of
+both; never to installed packages.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ MAX_MODULES = 80  # of one program, the nearest first; timm's train.py reaches 2
 _DEEPEST = 8  # names that stand for names, imports that hand on imports
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_OF_PROJECT = ("pyproject.toml", "setup.py", "setup.cfg", ".git")  # what lies at the top of a project
 UNKNOWN = object()  # the value of an expression that is no literal
 
 
@@ -195,7 +198,10 @@ class Program:
     def __init__(self, script: Path) -> None:
         self.script = script
         self.main = _read(script)
-        self._roots = dict.fromkeys((script.parent, Path(), Path("src")))
+        above = script.resolve().parents
+        project = next((one for one in above if any((one / mark).exists() for mark in _OF_PROJECT)), Path())
+        roots = (script.parent, Path(), Path("src"), Path(os.path.relpath(project)))
+        self._roots = dict.fromkeys((*roots, roots[-1] / "src"))
         self._modules: dict[Path, Module | None] = {script.resolve(): self.main}
         self._opened: dict[tuple[Path, str], Module | None] = {}
 
@@ -347,9 +353,13 @@ class Program:
         before = [one for one in values if getattr(one.node, "lineno", 0) <= name.node.lineno]
         return (before or values)[-1:]
 
+    def list_calls(self, definition: Definition) -> list[Node]:
+        """Return the calls of a function or a class that a start may run."""
+        return self._calls_of.get(id(definition), [])
+
     def _given_by_calls(self, function: ast.FunctionDef, name: str) -> Iterator[Node]:
         names = [one.arg for one in function.args.args]
-        calls = self._calls_of.get(id(function), []) if name in names else []
+        calls = self.list_calls(function) if name in names else []
         given = (call.argument(names.index(name)) or call.keyword(name) for call in calls)
         yield from filter(None, given)
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from bexplore.config.training_script.parameters import rank
 from bexplore.errors import UserInputError
 
 MBS, OUT, ACC = "{micro_batch_size}", "{output_dir}", "{accumulation}"
+TORCHRUN = "torchrun --standalone --nproc-per-node 1"
 
 # Style -> the script, and the words behind its name.
 STYLES = {
@@ -39,6 +42,12 @@ STYLES = {
         "p.add_argument('--clean_data_root', help='Path to the output directory of preprocess.py')\n"
         "p.add_argument('-m', '--models', help='Path to the output directory that will hold the weights')\n",
         f"--speakers_per_batch {MBS} --models {OUT}",
+    ),
+    "argparse, a name of results in a folder of the program": (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--batch_size', type=int, default=192)\n"
+        "p.add_argument('--grad_accumulation', type=int, default=0)\n"
+        "p.add_argument('--exp_name', help='Where to store logs and models')\n",
+        f"--batch_size {MBS} --grad_accumulation {ACC}",
     ),
     "argparse, a name before a help text": (
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int, help='the batch size')\n"
@@ -497,14 +506,28 @@ def test_a_script_that_needs_the_current_folder_starts_as_a_module(tmp_path, mon
 @pytest.mark.parametrize(
     ("reads", "launcher"),
     [
-        ("rank = int(os.environ['LOCAL_RANK'])", "torchrun --standalone --nproc-per-node 1"),
-        ("rank, size = os.environ['RANK'], os.environ['WORLD_SIZE']", "torchrun --standalone --nproc-per-node 1"),
+        ("rank = int(os.environ['LOCAL_RANK'])", TORCHRUN),
+        ("rank, size = os.environ['RANK'], os.environ['WORLD_SIZE']", TORCHRUN),
         ("if 'RANK' in os.environ:\n    rank, local = os.environ['RANK'], os.environ['LOCAL_RANK']", "python"),
+        ("rank = int(os.environ.get('LOCAL_RANK'))", TORCHRUN),
+        ("import deepspeed\ndeepspeed.init_distributed()", TORCHRUN),
+        ("import deepspeed\nrank = int(os.getenv('LOCAL_RANK', '0'))\ndeepspeed.initialize(None)", TORCHRUN),
+        ("import torch.distributed as dist\ndef setup():\n    dist.init_process_group('nccl')\nsetup()", TORCHRUN),
+        ("from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda', (1,))", TORCHRUN),
+        ("import torch.distributed as dist\ndist.init_process_group('nccl', rank=0)", "python"),
+        ("import torch\nif given:\n    torch.distributed.init_process_group('nccl')", "python"),
+        (
+            "import torch\ndef setup(given):\n    if not given:\n        return\n"
+            "    torch.distributed.init_process_group('nccl')\nsetup(None)",
+            "python",
+        ),
+        ("import torch\ntorch.distributed.init_process_group('gloo', 'tcp://localhost:29500')", "python"),
+        ("import torch\nos.environ['RANK'] = '0'\ntorch.distributed.init_process_group('gloo')", "python"),
         ("rank = int(os.environ.get('LOCAL_RANK', 0))", "python"),
         ("rank = 0", "python"),
     ],
 )
-def test_a_script_that_reads_the_variables_of_ranks_is_started_by_torchrun(tmp_path, reads, launcher):
+def test_a_script_that_needs_the_variables_of_ranks_is_started_by_torchrun(tmp_path, reads, launcher):
     (tmp_path / "train.py").write_text(
         f"import argparse, os\n{reads}\np = argparse.ArgumentParser()\np.add_argument('--batch-size', type=int)\n"
         "p.add_argument('--local_rank', type=int, required=True)\n"
@@ -539,6 +562,25 @@ def test_options_of_other_modules_are_read_where_the_script_uses_them(tmp_path):
     (tmp_path / "train.py").write_text("from tools import parse\nparse()\n")
 
     assert words_of(tmp_path / "train.py") == f"--bs {MBS}"
+
+
+@pytest.mark.parametrize("folder", [".", "src"])
+@pytest.mark.parametrize("typed", ["", "tools", "elsewhere"])
+def test_options_are_read_from_the_package_of_the_project(tmp_path, monkeypatch, folder, typed):
+    package = tmp_path / "project" / folder / "own"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "options.py").write_text("import argparse\np = argparse.ArgumentParser()\np.add_argument('--bs')\n")
+    (tmp_path / "project" / "pyproject.toml").touch()
+    script = tmp_path / "project" / "tools" / "train.py"
+    script.parent.mkdir()
+    script.write_text("from own import options\n")
+    current = tmp_path / "elsewhere" if typed == "elsewhere" else tmp_path / "project" / typed
+    current.mkdir(exist_ok=True)
+    monkeypatch.chdir(current)
+
+    text = starter.from_script(Path(os.path.relpath(script))).text
+    assert re.search(r"command: .*train(\.py)? --bs \{micro_batch_size\}\n", text)
 
 
 def test_a_script_that_imports_from_its_package_starts_as_a_module(tmp_path, monkeypatch):
