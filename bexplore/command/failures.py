@@ -44,6 +44,7 @@ _INTERRUPTED = re.compile(r"^(?:\[?rank\d+\]?:\s*)?KeyboardInterrupt\b", re.MULT
 _USAGE_ERROR = re.compile(r"^(?!srun:)(?:\S+: )?error: (?![\d.+-]+\b)", re.IGNORECASE)
 _FETCH = "torch/utils/data/_utils/fetch.py"
 _IS_BARE = re.compile(r"^[\w.]+$")  # an exception without a message
+_MOST_AFTER_ERROR = 3  # lines behind the error of a program that ends with it
 # The line of a traceback that names the exception, behind its frames, which are indented.
 _RAISED = re.compile(r"^(?P<type>[\w.]+)(?:: ?(?P<message>.*))?$", re.DOTALL)
 
@@ -156,8 +157,18 @@ def describe_end(
         outcome=Outcome.CRASHED,
         reason=shorten(f"{how}: {last}", _LONGEST_REASON),
         traceback_text=trace or log,
-        is_early=bool(return_code) and not reports.counts and not reports.ranks,
+        is_early=return_code is not None and not reports.counts and not reports.ranks,
     )
+
+
+def ends_with_error(log: str) -> bool:
+    """Return whether an output ends with a traceback: also that of a program that logs all its errors and ends well."""
+    trace = _cut_last_traceback(log)
+    found = _RAISED.match(_find_exception(trace))
+    if found is None:
+        return False
+    behind = trace.rpartition(found["type"])[2]
+    return sum(bool(line.strip()) for line in without_logs(behind)[1:]) <= _MOST_AFTER_ERROR
 
 
 def _describe_rank_end(end: RankEnd, log: str) -> CommandFailure:
@@ -238,7 +249,8 @@ def _read_error(trace: str, log: str) -> str:
 def _find_exception(trace: str) -> str:
     """Return the line of a traceback that names its exception; a message that begins on the next line goes along."""
     lines = [line.rstrip() for line in trace.splitlines()[1:] if line.strip()]
-    first = next((index for index, line in enumerate(lines) if not line.startswith(" ")), None)
+    # Loguru marks the frame that caught the exception.
+    first = next((index for index, line in enumerate(lines) if not line.startswith((" ", "> File "))), None)
     if first is None:
         return ""
     told = lines[first : first + 2]

@@ -16,6 +16,7 @@ from bexplore.command.failures import (
     KILLED_BY_KERNEL,
     CommandFailure,
     describe_end,
+    ends_with_error,
     find_lost_rank,
     find_reported_failure,
 )
@@ -316,6 +317,8 @@ class Judge:
                 "the observer there: bexplore attach --install --python PYTHON",
             )
         ended_well = bool(reports.hellos) and not reports.ranks and code == 0
+        if ended_well and ends_with_error(log):
+            return None  # a program that logs all its errors ends well
         if ending is Ending.NO_STEP or (ending is Ending.ENDED and ended_well):
             if self.learned.sizes.arrived:
                 reason = "it ended without an optimizer step: its data may have fewer samples than the size"

@@ -566,6 +566,14 @@ def test_an_end_before_torch_is_refused_with_its_status_and_words(run_of):
     assert "no data here" in error.traceback_text
 
 
+def test_a_program_that_logs_its_error_before_a_batch_and_ends_well_is_told_by_it(run_of):
+    script = "import torch, traceback\ntry: raise KeyError('train.txt')\nexcept KeyError: traceback.print_exc()"
+    runner = run_of(Command(argv=(sys.executable, "-c", script, "{micro_batch_size}")))
+
+    assert runner(probe_of(64, number=1)).outcome is Outcome.CRASHED
+    assert refused(runner).message.endswith("whatever the size: the command ended with status 0: KeyError: 'train.txt'")
+
+
 def test_a_python_without_torch_is_told_which_one_has_it(run_of):
     without_packages = (sys.executable, "-S", "-c", "import torch")
 

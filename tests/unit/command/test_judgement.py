@@ -36,7 +36,8 @@ def observed(rows: int = 4, **more: object) -> Rank:
 
 def watched(*ranks: Rank, ending: Ending = Ending.OBSERVED, suspended_s: float = 0.0, **more: object) -> Watched:
     facts = {"hellos": ({"pid": 7, "rank": "0"},), "errors": (), "counts": {}} | more
-    start = SimpleNamespace(return_code=facts.pop("return_code", 0), log_tail=lambda: "the log")
+    log = facts.pop("log", "the log")
+    start = SimpleNamespace(return_code=facts.pop("return_code", 0), log_tail=lambda: log)
     opened = SimpleNamespace(
         capacity=None,
         accumulation=None,
@@ -101,6 +102,35 @@ def test_a_resumed_training_is_refused_unless_another_start_has_left_its_checkpo
 def test_a_start_without_an_observed_step_is_refused_at_any_size(judge, ending, facts, words):
     refusal = judge(watched(ending=ending, **facts))
     assert isinstance(refusal, UserProgramError) and words in refusal.message and refusal.hint
+
+
+LOGGED = """2026-01-02 03:04:05.678 | ERROR    | __main__:<module>:9 - An error has been caught in function '<module>':
+Traceback (most recent call last):
+
+> File "/home/me/train.py", line 9, in <module>
+    main()
+    \u2514 <function main at 0x7f>
+
+  File "/home/me/train.py", line 7, in main
+    raise ValueError(
+
+ValueError: batch_size should be a positive integer value, but got batch_size=0
+"""
+
+
+def test_a_program_that_logs_its_error_and_ends_well_has_failed(judge):
+    observation = judge(watched(ending=Ending.ENDED, log=LOGGED), 8)
+
+    assert observation.outcome is Outcome.CRASHED
+    assert observation.reason.endswith(
+        "status 0: ValueError: batch_size should be a positive integer value, but got batch_size=0"
+    )
+
+
+def test_an_error_that_a_program_logs_and_goes_on_from_is_not_its_end(judge):
+    went_on = LOGGED + "training by another library\nstep 1\nstep 2\nstep 3\n"
+
+    assert "no step observed" in judge(watched(ending=Ending.ENDED, log=went_on), 8).message
 
 
 def test_a_start_without_a_step_at_one_sample_is_of_its_size_where_batches_were_read(judge):
