@@ -16,7 +16,7 @@ from bexplore.config.config import Config
 from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.family import Family
 from bexplore.config.dialects.recognition import recognise
-from bexplore.config.document import dotted_path, is_integer, toml
+from bexplore.config.document import KeyPath, dotted_path, is_integer, toml
 from bexplore.config.document.values import Values
 from bexplore.config.document.writer import make_fragment, read_values, with_value, without_section
 from bexplore.config.variants import find_key_path, get_setting, has_setting
@@ -215,7 +215,10 @@ def plan_edit(
     mark = BYTE_ORDER_MARK if before.startswith(BYTE_ORDER_MARK) else b""
     source = str(config.path)
     if config.command is not None:
-        changed = _of_command(config, text, answer.micro_batch_size or 0, new_batch_size)
+        changed = text
+        numbers = _list_values_of_command(config, text, answer.micro_batch_size or 0, new_batch_size)
+        for path, number in numbers.items():
+            changed = with_value(changed, path, number, source=source)
     else:
         changed = with_value(
             text,
@@ -280,8 +283,10 @@ def _with_setting(text: str, key: str, value: Any, *, source: str) -> str:
     return with_value(text, path[:2], whole, source=source)
 
 
-def _of_command(config: Config, text: str, micro_batch_size: int, new_batch_size: int | None) -> str:
-    """Return the file of a training command with the size, the accumulation that belongs to it, and a new global batch.
+def _list_values_of_command(
+    config: Config, text: str, micro_batch_size: int, new_batch_size: int | None
+) -> dict[KeyPath, int]:
+    """Return the numbers of a command's file: the size, the accumulation that belongs to it, and a new global batch.
 
     The global batch is written wherever the file gives it; where the family derives it, the accumulation does.
     """
@@ -291,25 +296,20 @@ def _of_command(config: Config, text: str, micro_batch_size: int, new_batch_size
         raise UserInputError(
             "the size stands in the command, not in a file", hint="type the command as the summary shows it"
         )
-    for key in sizes:
-        text = with_value(text, key.path, micro_batch_size * key.factor, source=file.name)
+    numbers = {key.path: micro_batch_size * key.factor for key in sizes}
     share = micro_batch_size * config.num_replicas
     batch_size = new_batch_size or config.batch_size
     if batch_size is not None and batch_size % share == 0:
-        for path in file.paths("accumulation"):
-            text = with_value(text, path, batch_size // share, source=file.name)
+        numbers |= dict.fromkeys(file.paths("accumulation"), batch_size // share)
     if new_batch_size is None:
-        return text
+        return numbers
     given = {
         ("explore", "global_batch_size"): new_batch_size,
         ("explore", "replica_batch_size"): new_batch_size // config.num_replicas,
         config.batch_size_path: new_batch_size * _factor(config, "global_batch_size"),
     }
     values = Values(read_values(text, source=file.name))
-    for path, number in given.items():
-        if values.stands_at(path):
-            text = with_value(text, path, number, source=file.name)
-    return text
+    return numbers | {path: number for path, number in given.items() if values.stands_at(path)}
 
 
 def _factor(config: Config, name: str) -> int:
@@ -327,16 +327,21 @@ def written_size(config: Config, result: RunResult | KeepsBatchSize) -> int:
 
 def paste(config: Config, size: int, settings: Mapping[str, Any] | None = None) -> str:
     """Return the lines that `plan_edit` would write, and their places; empty where the file is unreadable."""
-    values = {config.request.path: size}
-    values |= {find_key_path(key): value for key, value in settings_to_write(config, settings or {}).items()}
-    pasted = []
-    if config.path.suffix == ".toml":
-        pairs = ((path[:-1], toml.write_pair(str(path[-1]), value)) for path, value in values.items())
-        return "\n".join(f"{pair}  # under [{dotted_path(table)}]" if table else pair for table, pair in pairs)
+    source = str(config.path)
     try:
         text = _read(config.path).decode("utf-8-sig")
+        values: dict[KeyPath, Any] = {config.request.path: size}
+        if config.command is not None and config.command.has_size_in_file:
+            present = Values(read_values(text, source=source))
+            numbers = _list_values_of_command(config, text, size, None).items()
+            values |= {path: one for path, one in numbers if not present.stands_at(path) or present.at(path) != one}
+        values |= {find_key_path(key): value for key, value in settings_to_write(config, settings or {}).items()}
+        if config.path.suffix == ".toml":
+            pairs = ((path[:-1], toml.write_pair(str(path[-1]), value)) for path, value in values.items())
+            return "\n".join(f"{pair}  # under [{dotted_path(table)}]" if table else pair for table, pair in pairs)
+        pasted = []
         for path, value in values.items():
-            (first, *rest), parent = make_fragment(text, path, value, source=str(config.path))
+            (first, *rest), parent = make_fragment(text, path, value, source=source)
             place = f"  # under {dotted_path(parent)}" if parent else ""
             pasted += [f"{first}{place}", *rest]
     except (UserInputError, UnicodeDecodeError):

@@ -28,6 +28,7 @@ from bexplore.errors import UserInputError
 from bexplore.host.secret_values import hidden
 from bexplore.run.run_directory import open_run
 
+_WRITTEN = ("={micro_batch_size}", "={accumulation}")  # the ends of --set for keys that get their numbers here
 
 @click.command(cls=CommandBehindDashes)
 @CONFIG
@@ -91,7 +92,8 @@ def apply(
       bexplore apply trl.explore.yaml --drop-section -o trl.yaml    the file without what bexplore added
       bexplore apply axolotl.yaml -- axolotl train {config} --output-dir {output_dir}   as it was explored
     """
-    given, common = common.overrides, common.with_device_name(device_name)
+    given = [one for one in common.overrides if not one.endswith(_WRITTEN)]
+    common = common.with_device_name(device_name)
     for override in overrides_of_command(command=context.meta.get(COMMAND, ()), **of_command):
         common = common.with_override(override)
     loaded = common.load(config)

@@ -210,8 +210,11 @@ class _Show:
         """Return the lines to paste into the file; empty where there is no recommendation."""
         if not result.micro_batch_size:
             return ""
-        size = written_size(self._config, result)
-        return paste(self._config, size, result.choice.settings) or f"{dotted_path(self._config.request.path)}: {size}"
+        config = self._config
+        if config.command is not None and result.batch.num_replicas:
+            config = config.with_replicas(result.batch.num_replicas)
+        size = written_size(config, result)
+        return paste(config, size, result.choice.settings) or f"{dotted_path(config.request.path)}: {size}"
 
     def _describe_command(self, result: RunResult) -> tuple[str, str]:
         """Return the command with the recommended size, and what its `{config}` is; empty where a file has the size."""

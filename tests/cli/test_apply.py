@@ -172,3 +172,17 @@ def test_a_placeholder_that_is_no_size_stays_and_is_told(tmp_path):
     assert done.exit_code == 0, done.output
     assert path.read_text() == '{"bs": 6, "steps": "{accumulation}"}'
     assert "job.json still has {accumulation}: " in done.stderr
+
+
+def test_a_key_that_gets_its_accumulation_is_none_that_is_not_written(tmp_path):
+    path = job_file(tmp_path, "bs: explore\naccum_grad: 4\n")
+    options = ["--set", "accum_grad={accumulation}", "--set", "explore.replica_batch_size=12"]
+    words = ["--", "train", "{config}", "{output_dir}"]
+    overrides = ['explore.command=["train", "{config}", "{output_dir}"]', *options[1::2]]
+    finished_run(path, keeps=None, config=load_config(path, overrides=overrides))
+
+    done = CliRunner().invoke(cli, ["apply", "job.yaml", *options, "--yes", *words])
+
+    assert done.exit_code == 0, done.output
+    assert path.read_text() == "bs: 6\naccum_grad: 2\n"
+    assert "not written into job.yaml: explore.replica_batch_size=12\n" in done.stderr

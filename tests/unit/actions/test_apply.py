@@ -675,6 +675,35 @@ def test_what_is_to_be_pasted_into_toml_is_toml(tmp_path, text, pasted):
     assert list(tomllib.loads(pasted).values()) == [6]
 
 
+@pytest.mark.parametrize(
+    ("text", "overrides", "pasted"),
+    [
+        (
+            f"{TRL}gradient_accumulation_steps: 4\nexplore:\n  replica_batch_size: 12\n",
+            [],
+            ["per_device_train_batch_size: 6", "gradient_accumulation_steps: 2"],
+        ),
+        (
+            f"{TRL}gradient_accumulation_steps: 2\nexplore:\n  replica_batch_size: 12\n",
+            [],
+            ["per_device_train_batch_size: 6"],
+        ),
+        (
+            "data:\n  bs: explore\naccum_grad: 4\n",
+            ["accum_grad={accumulation}", "explore.replica_batch_size=12"],
+            ["bs: 6  # under data", "accum_grad: 2"],
+        ),
+    ],
+)
+def test_the_lines_to_paste_hold_the_accumulation_where_it_changes(tmp_path, text, overrides, pasted):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    typed = [] if text.startswith(TRL) else ['explore.command=["train", "{config}", "{output_dir}"]']
+    config = load_config(path, overrides=[*typed, *overrides])
+
+    assert paste(config, 6).splitlines() == pasted
+
+
 def test_the_lines_to_paste_hold_the_settings_and_their_place(tmp_path):
     path = job_file(tmp_path, WITH_SETTINGS)
     settings = {"activation_checkpointing": "full", "precision": "float32", "compile.mode": "max-autotune"}
