@@ -30,6 +30,7 @@ from bexplore.run.run_directory import open_run
 
 _WRITTEN = ("={micro_batch_size}", "={accumulation}")  # the ends of --set for keys that get their numbers here
 
+
 @click.command(cls=CommandBehindDashes)
 @CONFIG
 @click.option("--run", "run_path", type=click.Path(path_type=Path), help="The run; default: this job's newest.")
