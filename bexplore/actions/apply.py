@@ -16,7 +16,8 @@ from bexplore.config.config import Config
 from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.family import Family
 from bexplore.config.dialects.recognition import recognise
-from bexplore.config.document import KeyPath, dotted_path, is_integer, toml
+from bexplore.config.document import dotted_path, is_integer, toml
+from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.values import Values
 from bexplore.config.document.writer import make_fragment, read_values, with_value, without_section
 from bexplore.config.variants import find_key_path, get_setting, has_setting
