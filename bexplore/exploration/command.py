@@ -341,7 +341,7 @@ class CommandExploration(Exploration):
             yield f"{counted(self.config.num_replicas_started, 'replica')}, as many as the command starts"
         starts = dict(self._most_starts(max_probes))
         total = sum(starts.values())
-        yield f"starts `{self._command.shown}` up to {total} times, and ends each after its last observed step"
+        yield f"starts `{self._command.shown}` up to {counted(total, 'time')}, and ends each after its last observed step"
         if len(starts) > 1:
             yield f"that is {', '.join(f'{number} {why}' for why, number in starts.items())}"
         if self.config.sizes_per_start > 1:

@@ -164,7 +164,7 @@ def probe_sentence(event: ProbeFinished) -> str:
     head = f"probe {observation.probe.number}: {', '.join(filter(None, words))}"
     tail = f"in {format_seconds(observation.elapsed_s)}"
     if not observation.is_measured:
-        return f"{head}: {observation.outcome.value}: {observation.reason} {tail}"
+        return f"{head}: {observation.outcome.value}: {observation.reason}, {tail}"
     memory = memory_words(observation.peak_memory_bytes, observation.resident_memory_bytes)
     compiled = f", compiled in {format_seconds(observation.compile_time_s)}" if observation.compile_time_s else ""
     if observation.is_emulated:

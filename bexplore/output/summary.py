@@ -109,8 +109,9 @@ def _factor_words(result: RunResult) -> str:
     if result.micro_batch_size == base and result.choice.variant == result.choice.base_variant:
         return "the smallest size that ran, "
     low, high = result.answer.relative_performance_interval or (1.0, 1.0)
-    interval = "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.2f} to {high:.2f})"
-    return f"{result.answer.relative_performance:.2f}x{interval} the speed of size {base}{result.choice.base_words}, "
+    digits = 2 if high < 100 else 0
+    interval = "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.{digits}f} to {high:.{digits}f})"
+    return f"{result.answer.relative_performance:.{digits}f}x{interval} the speed of size {base}{result.choice.base_words}, "
 
 
 def speed_words(result: RunResult) -> str:

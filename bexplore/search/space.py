@@ -12,6 +12,7 @@ from bexplore.errors import UserInputError
 from bexplore.job.batching import divisors, even_candidates
 from bexplore.measurement.probe import Outcome
 from bexplore.search.evidence import Evidence
+from bexplore.units import counted
 
 # Up to here every integer is a candidate; beyond, steps of at most 0.2 %. Source: a tenth of the indifference zone.
 DENSE_LIMIT = 4096
@@ -208,7 +209,7 @@ def describe_candidates(rule: str | Sequence[int], *, minimum: int, maximum: int
     if isinstance(rule, str):
         return f"sizes by the rule '{rule}' from {minimum} to {maximum}"
     kept = [size for size in rule if minimum <= size and (isinstance(maximum, str) or size <= maximum)]
-    return f"{len(kept)} given sizes from {min(kept)} to {max(kept)}" if kept else "no given size"
+    return f"{counted(len(kept), 'given size')} from {min(kept)} to {max(kept)}" if kept else "no given size"
 
 
 def geometric_middle(sizes: Sequence[int], *, largest: int) -> int:

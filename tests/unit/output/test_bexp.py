@@ -140,7 +140,7 @@ def test_a_probe_names_its_settings_and_its_event_has_them():
 def test_a_command_that_failed_before_it_showed_its_program_has_none_in_words():
     failed = observed(8, outcome=Outcome.CRASHED, pass_times_s=(), reason="ValueError: odd", ran_eagerly=None)
 
-    assert ": size 8: crashed: ValueError: odd in " in probe_sentence(loop.ProbeFinished(observation=failed))
+    assert ": size 8: crashed: ValueError: odd, in " in probe_sentence(loop.ProbeFinished(observation=failed))
     assert probe_record(failed)["compilation"] is None
 
 

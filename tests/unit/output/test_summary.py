@@ -107,6 +107,12 @@ def words(record: dict, target: float | None = None) -> str:
     )
 
 
+def test_a_speed_of_hundreds_of_times_is_told_without_decimals():
+    far = result(relative_performance=783.35, relative_performance_interval=[484.69, 1256.15])
+
+    assert words(far).startswith("Use micro_batch_size 8: 783x (485 to 1256) the speed of size 1")
+
+
 def test_what_stays_to_be_filled_in_of_a_command_is_referred_to_the_table():
     shown = summary_text(
         RunResult.from_record(result()),

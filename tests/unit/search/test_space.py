@@ -133,4 +133,5 @@ def test_a_replica_batch_of_a_billion_samples_has_candidates_at_once():
 def test_given_sizes_are_described_by_those_that_are_candidates():
     assert describe_candidates([2, 4, 64], minimum=1, maximum=4096) == "3 given sizes from 2 to 64"
     assert describe_candidates([2, 4, 64], minimum=3, maximum="what fits") == "2 given sizes from 4 to 64"
+    assert describe_candidates([4], minimum=1, maximum=64) == "1 given size from 4 to 4"
     assert describe_candidates("all", minimum=1, maximum="what fits") == "sizes by the rule 'all' from 1 to what fits"
