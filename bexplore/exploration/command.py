@@ -340,8 +340,8 @@ class CommandExploration(Exploration):
         if self.config.num_replicas_started is not None:
             yield f"{counted(self.config.num_replicas_started, 'replica')}, as many as the command starts"
         starts = dict(self._most_starts(max_probes))
-        total = sum(starts.values())
-        yield f"starts `{self._command.shown}` up to {counted(total, 'time')}, and ends each after its last observed step"
+        most = counted(sum(starts.values()), "time")
+        yield f"starts `{self._command.shown}` up to {most}, and ends each after its last observed step"
         if len(starts) > 1:
             yield f"that is {', '.join(f'{number} {why}' for why, number in starts.items())}"
         if self.config.sizes_per_start > 1:

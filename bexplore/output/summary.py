@@ -111,7 +111,8 @@ def _factor_words(result: RunResult) -> str:
     low, high = result.answer.relative_performance_interval or (1.0, 1.0)
     digits = 2 if high < 100 else 0
     interval = "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.{digits}f} to {high:.{digits}f})"
-    return f"{result.answer.relative_performance:.{digits}f}x{interval} the speed of size {base}{result.choice.base_words}, "
+    factor = f"{result.answer.relative_performance:.{digits}f}x{interval}"
+    return f"{factor} the speed of size {base}{result.choice.base_words}, "
 
 
 def speed_words(result: RunResult) -> str:
