@@ -345,8 +345,7 @@ class CommandExploration(Exploration):
         if len(starts) > 1:
             yield f"that is {', '.join(f'{number} {why}' for why, number in starts.items())}"
         if self.config.sizes_per_start > 1:
-            most = self.config.sizes_per_start
-            shared = f"a start serves up to {most} sizes, where its batches can be cut to them"
+            shared = f"a start serves up to {self.config.sizes_per_start} sizes, where its batches can be cut to them"
             yield f"{shared}; the winner runs in a start of its own"
         if "output_dir" in self._command.placeholders:
             yield "what a start writes to {output_dir} is removed after it; trackers are switched off"
