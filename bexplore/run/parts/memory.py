@@ -67,11 +67,14 @@ def memory_words(peak_bytes: int | None, resident_bytes: int | None, *, headroom
     Beside a headroom it is told wherever it shows: the budget is what is held and what stays free.
     """
     text = f"peak {format_bytes(peak_bytes)}"
-    if peak_bytes is None or resident_bytes is None or resident_bytes <= peak_bytes:
+    if peak_bytes is None:
+        return text
+    text = f"{text} of tensors"
+    if resident_bytes is None or resident_bytes <= peak_bytes:
         return text
     least = max(CLEARLY_MORE * peak_bytes, peak_bytes + CLEARLY_MORE_BYTES)
     if headroom_bytes is not None:
         least = peak_bytes + SHOWN_SHARE * (resident_bytes + headroom_bytes)
     if resident_bytes <= least and headroom_bytes != 0:
         return text
-    return f"{text} of tensors, {format_bytes(resident_bytes)} held by the process"
+    return f"{text}, {format_bytes(resident_bytes)} held by the process"

@@ -192,7 +192,7 @@ def test_the_last_words_say_what_why_where_and_what_to_paste():
         "Use micro_batch_size 8: 1.50x the speed of size 1, 123.4 samples/s; confidence 91 out of 100."
     )
     assert "4 measured, 1 out of memory" in text
-    assert "peak 3.00 GiB, 1.00 GiB (25%) of the budget stay free" in text
+    assert "peak 3.00 GiB of tensors, 1.00 GiB (25%) of the budget stay free" in text
     assert "size 6 is within 2% of it and saves 1.00 MiB" in text
     assert "the gradients agree" in text
     assert "8,192" in next(line for line in text.splitlines() if line.endswith("<- yours"))
@@ -319,7 +319,7 @@ def test_the_last_words_leave_out_what_is_not_known():
             2**20,
             "peak 26.7 KiB of tensors, 32.0 KiB held by the process, 1.00 MiB (97%) of the budget",
         ),
-        (2**18, 2**30, "peak 26.7 KiB, 1.00 GiB (>99%) of the budget stay free"),
+        (2**18, 2**30, "peak 26.7 KiB of tensors, 1.00 GiB (>99%) of the budget stay free"),
         (2**30, 2**18, "peak 26.7 KiB of tensors, 1.00 GiB held by the process, 256 KiB (<1%) of the budget stay free"),
     ],
 )
