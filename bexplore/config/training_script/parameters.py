@@ -63,7 +63,7 @@ _HELP = {
         r"\b(?:output|result|checkpoint|log|save|experiment)s?\b[^.]*\b(?:dir|directory|folder|path)\b"
         r"|\b(?:dir|directory|folder)\b[^.]*\b(?:output|result|checkpoint|log|save|store|write)"
         r"|\bpath\b[^.]*\b(?:output|result|save|store|write)"  # but a path to a checkpoint is read as a rule
-        r"|^where to (?:store|save|write|put)\b"
+        r"|^where to (?:store|save|write|put)\b|^save (?:results? )?to\b"  # the latter of YOLOv5's `--project`
     ),
 }
 _HELP_OF_OTHERS = re.compile(

@@ -43,6 +43,13 @@ STYLES = {
         "p.add_argument('-m', '--models', help='Path to the output directory that will hold the weights')\n",
         f"--speakers_per_batch {MBS} --models {OUT}",
     ),
+    "argparse, a folder of projects": (
+        "import argparse\nfrom pathlib import Path\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--batch-size', type=int, default=16)\n"
+        "p.add_argument('--project', default=Path(__file__).parent / 'runs', help='save to project/name')\n"
+        "p.add_argument('--name', default='exp', help='save to project/name')\n",
+        f"--batch-size {MBS} --project {OUT}",
+    ),
     "argparse, a name of results in a folder of the program": (
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--batch_size', type=int, default=192)\n"
         "p.add_argument('--grad_accumulation', type=int, default=0)\n"
