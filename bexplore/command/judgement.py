@@ -38,6 +38,7 @@ from bexplore.command.timing import (
     WARMUP_STEPS,
     StepTiming,
     expect_step_s,
+    find_depletion,
     find_own_step,
     find_slowest,
     group_means,
@@ -495,6 +496,7 @@ class Judge:
                 *list_notes(reports),
                 *self._note_longest(reports),
                 *_note_lengths(reports, timing),
+                *_note_read_ahead(reports, timing),
                 *_note_warmup(reports),
                 *_note_resumed(reports),
             ),
@@ -554,6 +556,13 @@ class Judge:
         if before is not None or num_samples is None or num_samples >= max(self.candidates, default=0):
             return []
         return [f"an epoch has {counted(num_samples, 'sample')} on each rank: larger sizes are left out"]
+
+
+def _note_read_ahead(reports: Reports, timing: StepTiming) -> Iterator[str]:
+    """Yield that a loader is slower than the steps, whose batches were read ahead; an emulated device has no times."""
+    num_warmup = (find_common_step(reports.ranks) or 0) + WARMUP_STEPS
+    found = [find_depletion(rank, num_warmup=num_warmup) for rank in reports.ranks if not rank.record["is_emulated"]]
+    yield from [one.describe(timing.step_time_s) for one in found if one is not None][:1]
 
 
 def _note_lengths(reports: Reports, timing: StepTiming) -> Iterator[str]:

@@ -11,11 +11,15 @@ from itertools import accumulate, compress, pairwise, zip_longest
 import numpy as np
 
 from bexplore.command.reports import Rank, Step
+from bexplore.units import counted, format_seconds
 
 # Steps before the timed ones: the first compiles and allocates the optimizer's states, the second is profiled for its
 # memory, the third recovers from that. Source: as the engine's `WARM_UP_PASSES`, in steps.
 WARMUP_STEPS = 3
 MIN_TIMED_STEPS = 4  # Source: the median of four survives a disturbed one
+# Batches that a loader makes, over those that are used, below which it is told to be slower than the step. Source:
+# chosen; a few of some ten differ by chance.
+USED_UP = 0.85
 # Micro-batches per pass from which a batch is taken to be passed once, and batches per step from which each step is
 # taken to have one of its own. Source: halfway between one and two.
 SEVERAL_PASSES = 0.75
@@ -407,6 +411,43 @@ def find_slowest(
     if not timings or any(timing is None for timing in timings):
         return None
     return max((timing for timing in timings if timing is not None), key=lambda one: one.step_time_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depletion:
+    """A training that used batches faster than the workers of its loader made them, while these were timed."""
+
+    num_workers: int
+    num_used: int  # batches
+    num_made: int
+
+    def describe(self, step_time_s: float) -> str:
+        """Return it in a sentence, with the seconds that a step will take."""
+        told = format_seconds(step_time_s)
+        then = f"{format_seconds(step_time_s * self.num_used / self.num_made)}, not" if self.num_made else "more than"
+        return (
+            f"the loader is slower than the step: while {self.num_used} batches were used, its "
+            f"{counted(self.num_workers, 'worker')} made {self.num_made}; once those that were read ahead are used up, "
+            f"a step takes {then} {told}"
+        )
+
+
+def find_depletion(rank: Rank, *, num_warmup: int) -> Depletion | None:
+    """Return how the timed steps used up what was read ahead; None where the workers keep up, or nothing is known.
+
+    Workers that keep up have at least all but one batch of each ready; those that do not work all the time.
+    """
+    ahead = rank.record.get("read_ahead") or {}
+    num_workers, ready = ahead.get("num_workers", 0), ahead.get("ready", [])[max(num_warmup - 1, 0) :]
+    steps = rank.steps[max(num_warmup, 1) :]
+    if not num_workers or len(ready) != len(steps) + 1 or min(ready) < 0:
+        return None
+    num_used = sum(step.num_fetches for step in steps)
+    num_made = num_used + ready[-1] - ready[0]
+    is_low = 2 * ready[-1] < ahead["num_ahead"] - num_workers
+    if not is_low or not 0 <= num_made < USED_UP * num_used:
+        return None
+    return Depletion(num_workers=num_workers, num_used=num_used, num_made=num_made)
 
 
 def group_means(times_s: Sequence[float], most: int) -> tuple[float, ...]:

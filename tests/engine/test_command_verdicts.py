@@ -436,3 +436,37 @@ def test_a_last_batch_of_one_sample_is_none_to_warn_of_where_size_1_was_measured
 
     assert {one.details["last_batch"] for one in measured if one.micro_batch_size == 8} == {1}
     assert not any("the last batch of each epoch" in text for text in result.warnings)
+
+
+READ_AHEAD = """
+import sys, time
+import torch
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100000
+
+    def __getitems__(self, numbers):
+        time.sleep({seconds})
+        return [torch.zeros(4) for _ in numbers]
+
+loader = torch.utils.data.DataLoader(Data(), int(sys.argv[1]), num_workers=2, prefetch_factor=8)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for number, batch in enumerate(loader):
+    time.sleep(3.0 if number == 0 else 0.001)
+    model(batch).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.0])
+def test_a_loader_that_is_slower_than_the_steps_is_told(tmp_path, seconds):
+    (tmp_path / "train.py").write_text(READ_AHEAD.format(seconds=seconds))
+    runner = runner_of((sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"), tmp_path)
+
+    observation = runner(search_probe_of(4))
+
+    assert observation.is_measured, observation.reason
+    told = [text for text in observation.warnings if text.startswith("the loader is slower than the step")]
+    assert bool(told) == (seconds > 0)

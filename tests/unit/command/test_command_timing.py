@@ -10,6 +10,7 @@ from bexplore.command.reports import Rank
 from bexplore.command.timing import (
     adjust_to_tokens,
     expect_step_s,
+    find_depletion,
     find_own_step,
     find_slowest,
     group_means,
@@ -337,3 +338,35 @@ def test_the_slowest_rank_is_the_timing():
 
 def test_many_short_timings_become_means_of_equal_groups():
     assert group_means([1.0, 3.0, 5.0, 7.0, 9.0], 2) == (2.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("ready", "num_made"),
+    [
+        pytest.param([16, 16, 12, 10, 8, 6, 4, 3], 1, id="what was read ahead is used up"),
+        pytest.param([16, 16, 10, 8, 6, 4, 2, 0], 0, id="and none is made"),
+        pytest.param([3, 2, 1, 0, 1, 0, 1, 0], None, id="was used up before"),
+        pytest.param([16, 15, 16, 15, 16, 15, 16, 15], None, id="the workers keep up"),
+        pytest.param([16, 16, 16, 15, 14, 12, 11, 10], None, id="enough is left to tell nothing"),
+        pytest.param([16, 16, 16, 11, -1, 16, 6, 3], None, id="an epoch began"),
+        pytest.param([16, 16, 3], None, id="of other steps"),
+    ],
+)
+def test_a_loader_is_slower_than_the_step_where_its_batches_are_used_up(ready, num_made):
+    steps = tuple(step(1.0 * index, passes=2) for index in range(1, 9))
+    ahead = {"num_workers": 8, "num_ahead": 16, "ready": ready}
+    found = find_depletion(rank(steps=steps, record={"read_ahead": ahead}), num_warmup=3)
+
+    assert (None if found is None else found.num_made) == num_made
+
+
+def test_a_loader_that_is_slower_is_told_with_the_seconds_of_its_step():
+    steps = tuple(step(1.0 * index, passes=2) for index in range(1, 9))
+    ahead = {"num_workers": 8, "num_ahead": 16, "ready": [16, 16, 8, 8, 7, 6, 4, 3]}
+    found = find_depletion(rank(steps=steps, record={"read_ahead": ahead}), num_warmup=3)
+
+    assert found.describe(0.1).endswith(
+        "while 10 batches were used, its 8 workers made 5; once those that were read ahead are used up, a step takes "
+        "200 ms, not 100 ms"
+    )
+    assert find_depletion(rank(steps=steps, record={"read_ahead": ahead | {"num_workers": 0}}), num_warmup=3) is None

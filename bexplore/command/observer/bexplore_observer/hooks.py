@@ -112,6 +112,8 @@ def _watch_loader(observer: Observer) -> None:
                 observer.loaders.note_end_of_epoch(iterator)
             raise
         observer.loaders.note_batch(batch, key)
+        if key[1]:
+            observer.loaders.ahead.note(iterator)
         return batch
 
     @functools.wraps(of_torch)

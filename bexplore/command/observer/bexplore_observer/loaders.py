@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .batches import UNKNOWN, Fetches, ReadSet, count_tokens, digest, find_tensors, read_leading_dimension
 from .exchange import clock, parse_json
+from .read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from .steps import Observer
@@ -49,6 +50,7 @@ class LoaderWatch:
         self._passes_before = -1  # the last fetch, of whatever epoch
         self._num_refusals, self._num_refused = 0, 0  # of the allocator so far; batches since a pass that met one
         self._first_read: Any = None  # a weak reference to a tensor of the first of these batches
+        self.ahead = ReadAhead()
         self._fetched_s = 0.0  # when the first batch after the last update was read; 0 for not yet
         self.fetched_s_of_steps: array[float] = array("d")  # of the step after each
         self.num_empty_epochs, self._empty_since_s = 0, 0.0
@@ -66,6 +68,7 @@ class LoaderWatch:
         """Keep when the first batch of the step that begins was read."""
         self.fetched_s_of_steps.append(self._fetched_s)
         self._fetched_s = 0.0
+        self.ahead.end_step()
 
     def stop_reading_lists(self) -> None:
         """Read no list of a loader any more; the hooks replace this."""

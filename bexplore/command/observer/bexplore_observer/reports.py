@@ -105,6 +105,7 @@ def _describe_batches(observer: Observer) -> dict[str, Any]:
         "own_from_step": models.own_from_step,
         "awaits_own_batches": models.awaits_own_batches,
         "digests": loaders.digests,
+        "read_ahead": loaders.ahead.describe(),
         "drops_last": fetches.drops_last(),
         "list_lengths": fetches.count_list_lengths(),
         "tokens": fetches.list_tokens(),

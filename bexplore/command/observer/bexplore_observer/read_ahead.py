@@ -1,0 +1,50 @@
+"""What the workers of a training's loader have ready: a training uses that up before it waits for them."""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from typing import Any
+
+UNKNOWN = -1
+
+
+class ReadAhead:
+    """Counts the batches that are ready as each step ends, of the loader that the training reads."""
+
+    def __init__(self) -> None:
+        self.num_workers = self.num_ahead = 0  # processes that load, and the batches that they may have ready
+        self.ready_of_steps: array[int] = array("q")
+        self._reading: weakref.ref[Any] | None = None  # the iterator
+        self._counted: weakref.ref[Any] | None = None  # that of the step before
+
+    def note(self, iterator: Any) -> None:
+        """Note which iterator a batch of the training is from."""
+        if self._reading is None or self._reading() is not iterator:
+            self._reading = weakref.ref(iterator)
+
+    def end_step(self) -> None:
+        """Keep what is ready now; unknown at the first step of an epoch, before which workers began anew."""
+        iterator = None if self._reading is None or self._reading is not self._counted else self._reading()
+        self._counted = self._reading
+        try:
+            self.ready_of_steps.append(UNKNOWN if iterator is None else count_ready(iterator))
+            if iterator is not None:
+                self.num_workers = iterator._num_workers
+                self.num_ahead = iterator._num_workers * iterator._prefetch_factor
+        except Exception:  # no workers, another release of torch, a platform without the size of a queue
+            self.ready_of_steps.append(UNKNOWN)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is reported."""
+        return {"num_workers": self.num_workers, "num_ahead": self.num_ahead, "ready": list(self.ready_of_steps)}
+
+
+def count_ready(iterator: Any) -> int:
+    """Return the batches that the workers of an iterator have made, and that it has not returned.
+
+    Source: `_MultiProcessingDataLoaderIter` of torch/utils/data/dataloader.py.
+    """
+    queues = {id(queue): queue for queue in (iterator._worker_result_queue, iterator._data_queue)}
+    received = sum([len(info) == 2 for info in iterator._task_info.values()])
+    return received + sum([queue.qsize() for queue in queues.values()])
