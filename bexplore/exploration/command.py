@@ -478,8 +478,8 @@ def describe_share_without_training(observations: Sequence[Observation], answer:
         return ""
     return (
         f"{statistics.median(shares):.0%} of the seconds between the steps of size {answer} are without gradients (an "
-        "evaluation and the start of its loader, a checkpoint, the steps of an environment) and in no speed here: where "
-        "the training has as many of them all along, it gains less by a larger size"
+        "evaluation and the start of its loader, a checkpoint, the steps of an environment) and in no speed here: "
+        "where the training has as many of them all along, it gains less by a larger size"
     )
 
 
