@@ -124,12 +124,12 @@ def read_variables(program: Program) -> list[Parameter]:
             if is_membership and node.at(node.node.comparators[0]).name == "os.environ":
                 tested.update(texts([node.at(node.node.left)]))
             continue
-        for one in _read_settings(node) if node.is_a(ast.ClassDef) else _read_variable(node):
+        for one in _read_settings(node) if node.is_a(ast.ClassDef) else read_variable(node):
             found.setdefault(one.name, one)
     return [replace(one, is_required=one.is_required and name not in tested) for name, one in found.items()]
 
 
-def _read_variable(node: Node) -> Iterator[Parameter]:
+def read_variable(node: Node) -> Iterator[Parameter]:
     """Yield the variable that an expression reads; of a function that is given the name, those of its calls."""
     is_required, default = node.is_a(ast.Subscript), node.at(None)
     if is_required and isinstance(node.node.ctx, ast.Load) and _is_environment(node.at(node.node.value)):
