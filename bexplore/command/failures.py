@@ -44,6 +44,7 @@ _INTERRUPTED = re.compile(r"^(?:\[?rank\d+\]?:\s*)?KeyboardInterrupt\b", re.MULT
 _USAGE_ERROR = re.compile(r"^(?!srun:)(?:\S+: )?error: (?![\d.+-]+\b)", re.IGNORECASE)
 _FETCH = "torch/utils/data/_utils/fetch.py"
 _IS_BARE = re.compile(r"^[\w.]+$")  # an exception without a message
+_IGNORED = "Exception ignored in"  # Python writes so of errors in a destructor and at its exit, which end nothing
 _MOST_AFTER_ERROR = 3  # lines behind the error of a program that ends with it
 # The line of a traceback that names the exception, behind its frames, which are indented.
 _RAISED = re.compile(r"^(?P<type>[\w.]+)(?:: ?(?P<message>.*))?$", re.DOTALL)
@@ -165,7 +166,8 @@ def ends_with_error(log: str) -> bool:
     """Return whether an output ends with a traceback: also that of a program that logs all its errors and ends well."""
     trace = _cut_last_traceback(log)
     found = _RAISED.match(_find_exception(trace))
-    if found is None:
+    before = [log[: start.start()].rstrip().rpartition("\n")[2] for start in _TRACEBACK.finditer(log)]
+    if found is None or before[-1].startswith(_IGNORED):
         return False
     behind = trace.rpartition(found["type"])[2]
     return sum(bool(line.strip()) for line in without_logs(behind)[1:]) <= _MOST_AFTER_ERROR
