@@ -670,6 +670,8 @@ def _describe_details(reports: Reports, timing: StepTiming, num_replicas: int, m
         "micro_batches_per_step": timing.micro_batches_per_step,
         "passes_per_step": timing.passes_per_step,
         "share_without_training": timing.share_left_out,
+        "share_of_reading": timing.share_of_reading,
+        "num_loader_workers": max((rank.num_loader_workers for rank in reports.ranks), default=0),
         "optimizers": sorted({name for rank in reports.ranks for name in rank.record["optimizers"]}),
         "peak_memory_bytes_by_rank": [rank.memory.get("peak_bytes") for rank in reports.ranks],
         "elements_per_step": [statistics.median(step.num_elements for step in rank.steps) for rank in reports.ranks],

@@ -26,6 +26,7 @@ class Step:
     num_updates: int  # calls of optimizers
     update_s: float  # seconds of these calls, without backward passes inside of them
     evaluation_s: float = 0.0  # seconds of an evaluation that ran in it
+    read_s: float = 0.0  # seconds in which its thread read its batches from loaders, or waited for them
     # Fewest passes before one of its updates: those of one optimizer, where several train on the same batch
     num_passes_of_update: int = 0
 
@@ -55,6 +56,11 @@ class Rank:
     # Samples, tokens without padding, and elements of its micro-batches, in the order of reading; empty if unknown
     tokens: tuple[tuple[int, int, int], ...] = ()
     elements_of_parts: tuple[int, ...] = ()  # by call of `forward_rows`, with those of earlier parts of its batch
+
+    @property
+    def num_loader_workers(self) -> int:
+        """Processes that load its batches; 0 where it loads them itself."""
+        return int(self.record.get("read_ahead", {}).get("num_workers", 0))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Rank:

@@ -47,6 +47,7 @@ class StepTiming:
     tokens_per_sample: float | None = None
     # Share of the seconds between steps that counts for none: of evaluations, and of a policy that collects experience
     share_left_out: float = 0.0
+    share_of_reading: float = 0.0  # of the seconds of steps: until their batches are there
 
     @property
     def step_time_s(self) -> float:
@@ -82,6 +83,8 @@ def time_rank(
     whole_s = [step.ended_s - before.ended_s for before, step in pairs]
     times_s = _subtract_evaluations(whole_s, timed)
     share_left_out = 1.0 - sum(times_s) / sum(whole_s) if sum(whole_s) > 0 else 0.0
+    read_s = sum(min(step.read_s, seconds) for step, seconds in zip(timed, times_s, strict=True))
+    share_of_reading = read_s / sum(times_s) if sum(times_s) > 0 else 0.0
     updates_s = [min(step.update_s, seconds) for step, seconds in zip(timed, times_s, strict=True)]
     shared = _find_shared_batches(rank)
     if shared:
@@ -118,6 +121,7 @@ def time_rank(
         num_steps=len(timed),
         tokens_per_sample=tokens_per_sample,
         share_left_out=share_left_out,
+        share_of_reading=share_of_reading,
     )
 
 
@@ -438,7 +442,7 @@ def find_depletion(rank: Rank, *, num_warmup: int) -> Depletion | None:
     Workers that keep up have at least all but one batch of each ready; those that do not work all the time.
     """
     ahead = rank.record.get("read_ahead") or {}
-    num_workers, ready = ahead.get("num_workers", 0), ahead.get("ready", [])[max(num_warmup - 1, 0) :]
+    num_workers, ready = rank.num_loader_workers, ahead.get("ready", [])[max(num_warmup - 1, 0) :]
     steps = rank.steps[max(num_warmup, 1) :]
     if not num_workers or len(ready) != len(steps) + 1 or min(ready) < 0:
         return None

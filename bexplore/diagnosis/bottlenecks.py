@@ -41,6 +41,9 @@ SHORT_PASS_S = 0.05
 MOST_OF_A_PASS = 0.5
 LARGE_COMMUNICATION = 0.1  # share of a pass above which communication that nothing hides is reported
 LARGE_UPDATE = 0.1  # share of an optimizer step from which the update is reported
+# Share of a step that reads its batches, or waits for them, from which that is reported, and from which it is the limit
+# whatever larger sizes gain.
+LARGE_READING, MOST_IS_READING = 0.2, 0.5  # Source: chosen
 LOW_INTENSITY = 10.0  # operations per byte below which memory, not arithmetic, limits every device of today
 LOW_WAVE_EFFICIENCY = 0.8
 TILE = (128, 256)  # rows and columns of the matrix tiles that cuBLAS prefers
@@ -162,6 +165,17 @@ class JobEvidence:
         return last.pass_time_s, last.update_time_s if last.update_times_s else 0.0
 
     @property
+    def details(self) -> Mapping[str, Any]:
+        """The details of the latest probe that measured the recommended size; empty where none did."""
+        own = (item for item in reversed(self.observations) if item.is_measured and not item.is_estimated)
+        return next((item.details for item in own if item.micro_batch_size == self.micro_batch_size), {})
+
+    @property
+    def share_of_reading(self) -> float:
+        """The share of a command's step, 0 to 1, that reads its batches or waits for them; 0 if unknown."""
+        return float(self.details.get("share_of_reading", 0.0))
+
+    @property
     def best(self) -> int:
         """The recommended size, where there is one."""
         assert self.micro_batch_size is not None  # `find_bottlenecks` checks it
@@ -224,7 +238,8 @@ def find_bottlenecks(evidence: JobEvidence) -> tuple[Bottleneck, ...]:
     if evidence.micro_batch_size not in evidence.speeds:
         return ()
     found = [*evaluate_rules(_TRANSFER, evidence)]
-    found += [*evaluate_rules(_GROWTH, evidence)][:1]
+    if evidence.share_of_reading < MOST_IS_READING:
+        found += [*evaluate_rules(_GROWTH, evidence)][:1]
     found += evaluate_rules(_STEP, evidence)
     if evidence.is_on_accelerator:
         multiprocessors = evidence.device_info.get("num_multiprocessors")
@@ -298,6 +313,27 @@ def _find_slow_loader(evidence: JobEvidence) -> Values | None:
         "given": format_rate(given),
         "taken": format_rate(taken),
         "workers": workers,
+    }
+
+
+@rule(
+    _TRANSFER,
+    "input",
+    "reading its batches takes {share_of_reading:.0%} of a step ({taken} of {of_step}), {how}",
+    "{workers}, prepare less for each sample, or store samples already prepared",
+)
+def _find_slow_reading(evidence: JobEvidence) -> Values | None:
+    share, num_workers = evidence.share_of_reading, evidence.details.get("num_loader_workers", 0)
+    if share < LARGE_READING:
+        return None
+    step_s = evidence.details["step_time_s"]
+    return {
+        "share_of_reading": share,
+        "num_loader_workers": num_workers,
+        "taken": format_seconds(share * step_s),
+        "of_step": format_seconds(step_s),
+        "how": f"with {counted(num_workers, 'worker')}" if num_workers else "in the process that trains",
+        "workers": "raise num_workers" if num_workers else "give the loader workers (num_workers)",
     }
 
 

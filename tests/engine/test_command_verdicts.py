@@ -470,3 +470,44 @@ def test_a_loader_that_is_slower_than_the_steps_is_told(tmp_path, seconds):
     assert observation.is_measured, observation.reason
     told = [text for text in observation.warnings if text.startswith("the loader is slower than the step")]
     assert bool(told) == (seconds > 0)
+
+
+SLOW_SAMPLES = """
+import sys, time
+import torch
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100000
+
+    def __getitem__(self, number):
+        time.sleep({of_sample})
+        return torch.zeros(4)
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for batch in torch.utils.data.DataLoader(Data(), int(sys.argv[1]), num_workers={num_workers}, prefetch_factor={ahead}):
+    time.sleep({of_step})
+    model(batch).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "ahead", "of_sample", "of_step", "is_most"),
+    [
+        pytest.param(0, None, 0.05, 0.0, True, id="in the process that trains"),
+        pytest.param(1, 1, 0.05, 0.0, True, id="by a worker"),
+        pytest.param(0, None, 0.0, 0.2, False, id="of a longer step"),
+    ],
+)
+def test_the_share_of_a_step_that_reads_its_batches_is_seen(tmp_path, num_workers, ahead, of_sample, of_step, is_most):
+    values = {"num_workers": num_workers, "ahead": ahead, "of_sample": of_sample, "of_step": of_step}
+    (tmp_path / "train.py").write_text(SLOW_SAMPLES.format(**values))
+    runner = runner_of((sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"), tmp_path)
+
+    observation = runner(search_probe_of(4))
+
+    assert observation.is_measured, observation.reason
+    assert (observation.details["share_of_reading"] > 0.5) == is_most
+    assert observation.details["num_loader_workers"] == num_workers

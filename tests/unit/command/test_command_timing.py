@@ -336,6 +336,14 @@ def test_the_slowest_rank_is_the_timing():
     assert find_slowest([rank(), rank()], num_warmup=8, micro_batch_size=4) is None
 
 
+def test_the_share_of_reading_is_of_the_timed_steps():
+    read_s = (9.0, 9.0, 9.0, 0.25, 0.5, 0.75, 0.5, 0.5)  # the first three are of the warm-up
+    steps = tuple(dataclasses.replace(step(1.0 * index), read_s=seconds) for index, seconds in enumerate(read_s))
+    timing = time_rank(rank(steps=steps), num_warmup=3, micro_batch_size=4)
+
+    assert timing.share_of_reading == pytest.approx(0.5)
+
+
 def test_many_short_timings_become_means_of_equal_groups():
     assert group_means([1.0, 3.0, 5.0, 7.0, 9.0], 2) == (2.0, 6.0)
 

@@ -188,6 +188,27 @@ def test_a_loader_slower_than_the_step_is_the_limit():
     assert input_of(samples_per_s=12.0) == []
 
 
+def command_that_reads(share: float, num_workers: int = 0) -> tuple[Bottleneck, ...]:
+    """Return the limits of a training whose larger sizes gain nothing, and a step of which reads batches so long."""
+    details = {"share_of_reading": share, "num_loader_workers": num_workers, "step_time_s": 0.2}
+    measured = [dataclasses.replace(item, details=details) for item in sweep({1: 0.1, 2: 0.2})]
+    return found_in(JOB, measured, micro_batch_size=2, device_info=CPU, is_of_command=True)
+
+
+def test_a_step_that_reads_its_batches_most_of_the_time_has_no_other_limit():
+    (found,) = command_that_reads(0.8)
+
+    assert found.finding == "reading its batches takes 80% of a step (160 ms of 200 ms), in the process that trains"
+    assert found.action.startswith("give the loader workers (num_workers), ")
+    assert command_that_reads(0.8, num_workers=2)[0].finding.endswith("of a step (160 ms of 200 ms), with 2 workers")
+    assert command_that_reads(0.8, num_workers=2)[0].action.startswith("raise num_workers, ")
+
+
+def test_a_step_that_reads_its_batches_a_part_of_the_time_may_have_another_limit():
+    assert [item.kind for item in command_that_reads(0.3)] == ["input", "saturated"]
+    assert [item.kind for item in command_that_reads(0.1)] == ["saturated"]
+
+
 def test_a_loader_that_never_gives_so_many_samples_is_told():
     (found,) = input_of(samples_per_s=12.0, largest_batch=1)
 

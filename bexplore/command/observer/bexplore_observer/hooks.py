@@ -104,6 +104,7 @@ def _watch_loader(observer: Observer) -> None:
         observer.loaders.note_use(key)
         if key != observer.loaders.fetches.reading:
             observer.loaders.fetches.turn_to(key, observer.total_passes)
+        began_s = clock()
         try:
             batch = inner(iterator)
         except StopIteration:
@@ -111,9 +112,10 @@ def _watch_loader(observer: Observer) -> None:
             if not observer.total_passes:
                 observer.loaders.note_end_of_epoch(iterator)
             raise
+        read_s = clock() - began_s
         observer.loaders.note_batch(batch, key)
-        if key[1]:
-            observer.loaders.ahead.note(iterator)
+        if key[1] and observer.thread in (None, threading.get_ident()):
+            observer.loaders.ahead.note(iterator, observer.number_of_step(), read_s)
         return batch
 
     @functools.wraps(of_torch)

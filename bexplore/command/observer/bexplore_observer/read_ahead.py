@@ -1,4 +1,4 @@
-"""What the workers of a training's loader have ready: a training uses that up before it waits for them."""
+"""How a loader keeps up with a training: the seconds that are spent in it, and what its workers have ready."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ UNKNOWN = -1
 
 
 class ReadAhead:
-    """Counts the batches that are ready as each step ends, of the loader that the training reads."""
+    """Counts the batches that are ready as each step ends, of the loader that the training reads, and times reading."""
 
     def __init__(self) -> None:
         self.num_workers = self.num_ahead = 0  # processes that load, and the batches that they may have ready
         self.ready_of_steps: array[int] = array("q")
+        self.read_s_of_steps: array[float] = array("d")
         self._reading: weakref.ref[Any] | None = None  # the iterator
         self._counted: weakref.ref[Any] | None = None  # that of the step before
 
-    def note(self, iterator: Any) -> None:
-        """Note which iterator a batch of the training is from."""
+    def note(self, iterator: Any, step: int, read_s: float) -> None:
+        """Note which iterator a batch of the training is from, and the seconds until the training had it."""
         if self._reading is None or self._reading() is not iterator:
             self._reading = weakref.ref(iterator)
+            self.num_workers = getattr(iterator, "_num_workers", 0)
+        self.read_s_of_steps.extend([0.0] * (step + 1 - len(self.read_s_of_steps)))
+        self.read_s_of_steps[step] += read_s
 
     def end_step(self) -> None:
         """Keep what is ready now; unknown at the first step of an epoch, before which workers began anew."""
@@ -30,7 +34,6 @@ class ReadAhead:
         try:
             self.ready_of_steps.append(UNKNOWN if iterator is None else count_ready(iterator))
             if iterator is not None:
-                self.num_workers = iterator._num_workers
                 self.num_ahead = iterator._num_workers * iterator._prefetch_factor
         except Exception:  # no workers, another release of torch, a platform without the size of a queue
             self.ready_of_steps.append(UNKNOWN)

@@ -132,6 +132,8 @@ def _describe_steps(observer: Observer) -> list[dict[str, Any]]:
     )
     for step, evaluation_s in zip(steps, seconds):
         step["evaluation_s"] = evaluation_s
+    for step, read_s in zip(steps, observer.loaders.ahead.read_s_of_steps):
+        step["read_s"] = read_s
     return steps
 
 
