@@ -154,14 +154,16 @@ def _from_tree(path: Path, script: Path | None = None) -> Starter:
         script, chosen = _find_hydra_script(path)
     words = ["python", str(script or "train.py"), *chosen, f"{size.override}={{micro_batch_size}}"]
     notes = [f"{path} is of Hydra, by defaults", f"{size.override}: {size.value} -> explore ({size.where})"]
-    samples = size.value
+    samples, keeps_batch = size.value, False
     if accumulation is not None:
+        # Of an accumulation of one the batch is the size, above which nothing would be tried.
+        keeps_batch = accumulation.value > 1
         words.append(f"{accumulation.override}={{accumulation}}")
         samples *= accumulation.value
         notes.append(f"{accumulation.override}: {accumulation.value} -> {{accumulation}} ({accumulation.where})")
     if script is None:
         notes.append("no script with hydra.main was found: write its name for train.py")
-    text = _fill_command_file([*words, "hydra.run.dir={output_dir}"], replica_batch_size=samples)
+    text = _fill_command_file([*words, "hydra.run.dir={output_dir}"], samples=samples, keeps_batch=keeps_batch)
     return Starter(text=text, notes=notes, target=_OF_A_COMMAND)
 
 
@@ -260,16 +262,16 @@ def _fill_command_file(
     *,
     env: Mapping[str, str] | None = None,
     samples: int | None = None,
-    replica_batch_size: int | None = None,
+    keeps_batch: bool = False,
 ) -> str:
-    fixed = f"  replica_batch_size: {replica_batch_size}  # samples of one optimizer step{_OF_REPLICA}\n"
+    fixed = f"  replica_batch_size: {samples}  # samples of one optimizer step{_OF_REPLICA}\n"
     usual = f"  # replica_batch_size: {samples}  # samples of one optimizer step on one replica, by its defaults\n"
     variables = "".join(f'    {name}: "{value}"\n' for name, value in (env or {}).items())
     return _COMMAND_FILE.format(
         command=_quote_for_yaml(quote_words(words)),
         env=f"  env:\n{variables}" if variables else "",
         writes="" if not _consent(words, env or {}) else _WRITES,
-        replica_batch_size=fixed if replica_batch_size is not None else usual if samples is not None else "",
+        replica_batch_size="" if samples is None else fixed if keeps_batch else usual,
     )
 
 

@@ -314,7 +314,10 @@ class CommandExploration(Exploration):
         return min((bound for bound in bounds if bound is not None), default=DEFAULT_MAXIMUM)
 
     def _plan(self, run: run_directory.Run | None, changes: Sequence[str]) -> Planned:
-        settings = search_settings(self.config)
+        settings, rule, maximum = search_settings(self.config), self.config.candidates, self._maximum
+        candidates = describe_candidates(rule, minimum=self.config.minimum, maximum=maximum)
+        if isinstance(rule, str) and maximum != self.config.maximum and maximum == self.config.replica_batch_size:
+            candidates += ", all samples of a step on one replica"
         return Planned(
             title=describe(self.config),
             run=run,
@@ -323,7 +326,7 @@ class CommandExploration(Exploration):
             device=f"an emulated {find_named_device(self.config)[1].name}"
             if self.config.settings.device_name
             else "the devices of the command",
-            candidates=describe_candidates(self.config.candidates, minimum=self.config.minimum, maximum=self._maximum),
+            candidates=candidates,
             max_probes=settings.max_probes,
             expected_s=None,
             warnings=self.config.warnings,

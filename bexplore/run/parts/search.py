@@ -31,6 +31,13 @@ STOP_REASONS: dict[str, str] = {
 LIMITS: dict[str, str] = {StopReason.MAX_PROBES: "max_probes", StopReason.TIME_BUDGET: "time_budget_s"}
 # Share by which the answer must be slower than another size to be told so. Source: speeds are printed with four digits.
 LEAST_SHARE = 0.001
+# What `SearchPart.bound` says, in words.
+_BOUNDS: dict[str, str] = {
+    "": "",
+    "max": "; the answer is explore.max, above which nothing is tried",
+    "batch": "; the answer is all of the batch of a step on one replica, which larger sizes exceed",
+    "default_max": f"; above {DEFAULT_MAXIMUM} a command is tried with a larger explore.max alone",
+}
 APART = 0.02  # share of a measured speed from which a speed differs. Source: the indifference zone
 MAX_TRACEBACK_LINES = 8
 MAX_FAILURES = 4  # reasons; more would push the answer off the screen
@@ -62,8 +69,9 @@ class SearchPart:
     # empty and None where the printed speed is among them, and no size is above.
     measured_samples_per_s: tuple[float, ...] = ()
     measured_faster: tuple[int, float] | None = None
-    is_at_max: bool = False  # whether it is the largest size that the configuration allows
-    is_at_default_max: bool = False  # whether it is the largest of a command for which none is given
+    # What keeps the answer from being larger: `max`, the `batch` of a step on one replica, or the `default_max` of a
+    # command for which neither is given; empty for nothing
+    bound: str = ""
     outcomes: Mapping[str, int] = field(default_factory=dict)  # number of probes by outcome
     # The sizes at which the program runs, where a rule explains its failures; None for no such rule.
     runs_at: str | None = None
@@ -81,11 +89,7 @@ class SearchPart:
             stop_reason=str(searched.stop_reason),
             behind_fastest=_find_share_behind(facts.best),
             **_compare_measured(facts),
-            is_at_max=facts.best is not None and facts.best.micro_batch_size == facts.config.maximum,
-            is_at_default_max=facts.best is not None
-            and facts.config.command is not None
-            and facts.config.maximum is None
-            and facts.best.micro_batch_size == DEFAULT_MAXIMUM,
+            bound=_find_bound(facts),
             outcomes=dict(searched.outcomes),
             runs_at=searched.runs_at,
             failures=group_failures(facts.observations),
@@ -101,10 +105,7 @@ class SearchPart:
         if self.num_probes_after:
             outcomes += f"; {self.num_probes_after} of them after the search, to check the answer"
         ended = f"ended because {self.stop_words(view)}"
-        if self.is_at_max:
-            ended += "; the answer is explore.max, above which nothing is tried"
-        if self.is_at_default_max:
-            ended += f"; above {DEFAULT_MAXIMUM} a command is tried with a larger explore.max alone"
+        ended += _BOUNDS[self.bound]
         yield Row("why", f"{best} of {probes} ({outcomes}) in {format_seconds(self.elapsed_s)}; {ended}")
         if self.measured_samples_per_s and not (view.is_emulated or view.is_estimated):
             yield Row("measured", self._measured_words())
@@ -144,6 +145,17 @@ class SearchPart:
         hidden = len(failures) - MAX_FAILURES
         if hidden > 0:
             yield Row("failed", f"and {counted(hidden, 'more reason')} in the run log")
+
+
+def _find_bound(facts: Facts) -> str:
+    size, config = None if facts.best is None else facts.best.micro_batch_size, facts.config
+    if size is None or size == config.maximum:
+        return "" if size is None else "max"
+    if config.command is None:
+        return ""
+    if size == config.replica_batch_size:
+        return "batch"
+    return "default_max" if config.maximum is None and size == DEFAULT_MAXIMUM else ""
 
 
 def _find_share_behind(best: Recommendation | None) -> float:

@@ -92,6 +92,16 @@ def test_a_tree_becomes_a_command_that_keeps_the_batch_of_a_step(tree):
     assert starter.from_script(Path("main.py")).text == made.text
 
 
+def test_a_tree_without_accumulated_passes_is_explored_above_its_own_size(tree):
+    tree.write_text(TREE["config"].replace("accumulate_grad_batches: 4", "accumulate_grad_batches: 1"))
+
+    made = starter.from_file(tree)
+
+    assert "  # replica_batch_size: 64  # samples of one optimizer step" in made.text
+    made.target.write_text(made.text)
+    assert load_config(made.target).replica_batch_size is None
+
+
 def test_another_primary_file_than_the_scripts_own_is_named_in_the_command(tree):
     Path("main.py").write_text(SCRIPT.format(name="other"))
     assert "python main.py --config-name=config data.batch_size=" in starter.from_file(tree).text

@@ -140,7 +140,7 @@ def test_an_answer_that_is_not_the_fastest_that_ran_is_not_called_so():
 
 
 def test_an_answer_at_the_largest_size_allowed_says_so():
-    assert "; the answer is explore.max, above which nothing is tried" in words(result(is_at_max=True))
+    assert "; the answer is explore.max, above which nothing is tried" in words(result(bound="max"))
     assert "explore.max" not in words(result())
 
 

@@ -15,7 +15,13 @@ from tests.builders import observed
 
 
 def found(
-    maximum: int | None, speeds: dict[tuple[int, int], float], *, size: int = 8, command: object = None, **options
+    maximum: int | None,
+    speeds: dict[tuple[int, int], float],
+    *,
+    size: int = 8,
+    command: object = None,
+    batch: int | None = None,
+    **options,
 ) -> SearchPart:
     """Return the part of a search that recommends a size of variant 0, by samples/s of size and variant."""
     best = Recommendation(
@@ -34,7 +40,11 @@ def found(
     searched = SimpleNamespace(recommendation=best, stop_reason="", outcomes={}, runs_at=None, posterior=None)
     options = {"observations": (), "elapsed_s": 1.0} | options
     return SearchPart.find(
-        Facts(config=SimpleNamespace(maximum=maximum, command=command), searched=searched, **options)
+        Facts(
+            config=SimpleNamespace(maximum=maximum, command=command, replica_batch_size=batch),
+            searched=searched,
+            **options,
+        )
     )
 
 
@@ -50,9 +60,20 @@ def test_the_answer_falls_behind_the_fastest_size_that_ran(speeds, share):
     assert found(None, speeds).behind_fastest == pytest.approx(share)
 
 
-@pytest.mark.parametrize(("maximum", "is_at_max"), [(8, True), (16, False), (None, False)])
-def test_an_answer_at_the_bound_of_the_user_is_known(maximum, is_at_max):
-    assert found(maximum, {(8, 0): 1.0}).is_at_max is is_at_max
+@pytest.mark.parametrize(
+    ("maximum", "command", "batch", "bound"),
+    [
+        (8, None, None, "max"),
+        (8, "train", 8, "max"),
+        (16, None, None, ""),
+        (None, None, None, ""),
+        (64, "train", 8, "batch"),
+        (64, "train", 16, ""),
+        (64, None, 8, ""),  # a job has several passes or one of any size
+    ],
+)
+def test_what_keeps_the_answer_from_being_larger_is_known(maximum, command, batch, bound):
+    assert found(maximum, {(8, 0): 1.0}, command=command, batch=batch).bound == bound
 
 
 @pytest.mark.parametrize(
