@@ -77,4 +77,4 @@ def memory_words(peak_bytes: int | None, resident_bytes: int | None, *, headroom
         least = peak_bytes + SHOWN_SHARE * (resident_bytes + headroom_bytes)
     if resident_bytes <= least and headroom_bytes != 0:
         return text
-    return f"{text}, {format_bytes(resident_bytes)} held by the process"
+    return f"{text}, {format_bytes(resident_bytes)} held (PyTorch itself not counted)"

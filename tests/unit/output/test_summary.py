@@ -264,7 +264,9 @@ def test_the_last_words_tell_what_the_process_holds_beside_its_tensors():
     gib = 2**30
     more = result(peak_memory_bytes=gib, resident_memory_bytes=round(1.5 * gib), memory_headroom_bytes=gib // 2)
 
-    assert "peak 1.00 GiB of tensors, 1.50 GiB held by the process, 512 MiB (25%) of the budget" in words(more)
+    assert "peak 1.00 GiB of tensors, 1.50 GiB held (PyTorch itself not counted), 512 MiB (25%) of the budget" in words(
+        more
+    )
     assert "held by" not in words(result())
 
 
@@ -308,19 +310,24 @@ def test_the_last_words_leave_out_what_is_not_known():
 @pytest.mark.parametrize(
     ("resident_bytes", "headroom_bytes", "told"),
     [
-        (2**21, 0, "peak 26.7 KiB of tensors, 2.00 MiB held by the process, no memory budget left"),
+        (2**21, 0, "peak 26.7 KiB of tensors, 2.00 MiB held (PyTorch itself not counted), no memory budget left"),
         (
             2**18,
             3 * 2**18,
-            "peak 26.7 KiB of tensors, 256 KiB held by the process, 768 KiB (75%) of the budget",
+            "peak 26.7 KiB of tensors, 256 KiB held (PyTorch itself not counted), 768 KiB (75%) of the budget",
         ),
         (
             2**15,
             2**20,
-            "peak 26.7 KiB of tensors, 32.0 KiB held by the process, 1.00 MiB (97%) of the budget",
+            "peak 26.7 KiB of tensors, 32.0 KiB held (PyTorch itself not counted), 1.00 MiB (97%) of the budget",
         ),
         (2**18, 2**30, "peak 26.7 KiB of tensors, 1.00 GiB (>99%) of the budget stay free"),
-        (2**30, 2**18, "peak 26.7 KiB of tensors, 1.00 GiB held by the process, 256 KiB (<1%) of the budget stay free"),
+        (
+            2**30,
+            2**18,
+            "peak 26.7 KiB of tensors, 1.00 GiB held (PyTorch itself not counted), 256 KiB (<1%) of the budget stay "
+            "free",
+        ),
     ],
 )
 def test_what_is_left_of_a_budget_is_told_as_people_would(resident_bytes, headroom_bytes, told):
