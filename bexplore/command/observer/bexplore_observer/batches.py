@@ -291,15 +291,19 @@ def _median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2] if values else 0.0
 
 
-def read_leading_dimension(leaves: Sequence[Any]) -> int | None:
-    """Return the leading dimension that most tensors share; of a tie, that of the largest tensor."""
+def read_leading_dimension(leaves: Sequence[Any], size: int) -> int | None:
+    """Return the leading dimension that most tensors share; of a tie, the size that is probed, else of the largest.
+
+    A batch may have questions, as many as its size, and several answers to each.
+    """
     if len(leaves) == 1:
         return int(leaves[0].shape[0]) if leaves[0].dim() else None
-    found: dict[int, tuple[int, int]] = {}
+    found: dict[int, tuple[int, bool, int]] = {}
     for leaf in leaves:
         if leaf.dim():
-            count, numel = found.get(leaf.shape[0], (0, 0))
-            found[leaf.shape[0]] = (count + 1, max(numel, leaf.numel()))
+            rows = leaf.shape[0]
+            count, _, numel = found.get(rows, (0, False, 0))
+            found[rows] = (count + 1, rows == size, max(numel, leaf.numel()))
     return max(found, key=lambda rows: found[rows]) if found else None
 
 

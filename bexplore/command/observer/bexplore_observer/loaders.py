@@ -130,7 +130,7 @@ class LoaderWatch:
             return
         try:
             leaves = find_tensors(batch, observer.torch.Tensor)
-            rows = read_leading_dimension(leaves)
+            rows = read_leading_dimension(leaves, observer.size)
             read = self.fetches.sets.get(key) or self.fetches.begin(key)
             if self._reads_lists:
                 rows = self._find_listed_rows(rows, read, has_gradients=key[1])

@@ -102,7 +102,7 @@ class ModelWatch:
             if not self._observer.is_training():
                 return
             leaves = self._find_inputs(args, kwargs)
-            rows = read_leading_dimension(leaves)
+            rows = read_leading_dimension(leaves, self._observer.size)
             # Of text, or of objects, there is none: the parts of the model, which are watched next, get tensors.
             if rows is not None:
                 self._called = Call(module, rows, leaves, self._called)
@@ -171,7 +171,7 @@ class ModelWatch:
             try:
                 if not self._observer.is_training():
                     return
-                rows = read_leading_dimension(self._find_inputs(args, kwargs))
+                rows = read_leading_dimension(self._find_inputs(args, kwargs), self._observer.size)
                 if rows is None or look(module, rows):
                     handle.remove()
             except Exception as error:

@@ -48,7 +48,14 @@ def test_objects_that_hold_each_other_are_searched_once(tensor):
     [([], None), ([()], None), ([(4, 2)], 4), ([(4, 2), (4,), (7, 9)], 4), ([(4, 2), (7, 9)], 7), ([(), (5,)], 5)],
 )
 def test_the_leading_dimension_is_that_of_most_tensors(tensor, shapes, expected):
-    assert read_leading_dimension([tensor(*shape) for shape in shapes]) == expected
+    assert read_leading_dimension([tensor(*shape) for shape in shapes], 16) == expected
+
+
+def test_of_two_leading_dimensions_as_usual_that_of_the_size_counts(tensor):
+    questions_and_answers = [tensor(4, 16), tensor(4, 16), tensor(8, 64), tensor(8, 64)]
+
+    assert [read_leading_dimension(questions_and_answers, size) for size in (4, 8, 2)] == [4, 8, 8]
+    assert read_leading_dimension([*questions_and_answers, tensor(8)], 4) == 8
 
 
 def test_equal_batches_have_equal_digests(tensor):
