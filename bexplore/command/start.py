@@ -113,6 +113,8 @@ class ProbeFolder:
         if file.beside is not None:
             (self.path / process_tree.COPY).write_text(str(place))  # by which the reaper finds it, too
         try:
+            if file.siblings is not None:
+                _link_siblings(file.siblings, place)
             place.unlink(missing_ok=True)
             place.touch(0o600, exist_ok=False)  # it may hold what the user's file keeps from others
             place.write_text(file.copy(values))
@@ -158,8 +160,8 @@ class ProbeFolder:
     def clean(self) -> None:
         """Remove what the training wrote, its copy of the file and the observer; reports and log stay, masked."""
         process_tree.remove_copy(str(self.path))
-        shutil.rmtree(self.path / "output", ignore_errors=True)
-        shutil.rmtree(self.path / "observer", ignore_errors=True)
+        for name in ("output", "observer", "config"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
         for path in self.path.iterdir() if self.path.is_dir() else ():
             if path.is_file() and path.name != LOG:
                 path.unlink(missing_ok=True)
@@ -170,6 +172,14 @@ class ProbeFolder:
         """Mask secrets in what the ranks have reported, such as the text of an exception."""
         for path in self.reports.glob("*.json"):
             hide_in_file(path)
+
+
+def _link_siblings(folder: Path, place: Path) -> None:
+    """Link all that lies beside the user's file beside its copy, but for what the copy itself lies in."""
+    place.parent.mkdir(exist_ok=True)
+    for one in folder.iterdir():
+        if one.name != place.name and not place.resolve().is_relative_to(one.resolve()):
+            (place.parent / one.name).symlink_to(one)
 
 
 def _compile(folder: Path) -> None:

@@ -20,7 +20,7 @@ from bexplore.host.process_tree import LAUNCHERS, find_program, list_pids
 from bexplore.host.secret_values import MASK, hidden_words
 
 NUMBERS = ("micro_batch_size", "accumulation", "global_batch_size", "replicas")
-PLACEHOLDERS = (*NUMBERS, "output_dir", "config")
+PLACEHOLDERS = (*NUMBERS, "output_dir", "config", "config_dir")
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")  # `${output_dir}` is a reference of a file, or a variable of a shell
 _PATH_BEHIND = re.compile(r"(/[\w.-]+)*/?")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
@@ -57,6 +57,8 @@ class CommandFile:
     keys: tuple[FileKey, ...] = ()  # whose values change from start to start
     probing: Mapping[KeyPath, Scalar] = field(default_factory=dict)  # what changes the size by itself is off
     beside: Path | None = None  # folder in which copies must lie, as the file names others from there; None for any
+    # Folder of the user's file, where the command takes a folder: beside a copy lie links to all else of it
+    siblings: Path | None = None
 
     @property
     def names(self) -> set[str]:
@@ -82,6 +84,8 @@ class CommandFile:
 
         The name has the process that made it, by which a copy that a killed explorer left behind is known.
         """
+        if self.siblings is not None:
+            return folder / "config" / self.name
         if self.beside is None:
             return folder / self.name
         stem, suffix = Path(self.name).stem, Path(self.name).suffix
@@ -189,6 +193,8 @@ class Command:
         copy = ""
         if self.file is not None and "{config}" in line:
             copy = f" ({{config}} is a copy of {self.file.name} whose size is {micro_batch_size})"
+        elif self.file is not None and "{config_dir}" in line:
+            copy = f" ({{config_dir}} has a copy of {self.file.name} whose size is {micro_batch_size})"
         return f"{copy}: {first}{line.replace('{output_dir}', '$OUT')}"
 
     def filled(self, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -208,7 +214,8 @@ class Command:
         values = {name: str(number) for name, number in numbers.items()}
         if folder is not None:
             values["output_dir"] = str(folder / "output")
-            values["config"] = str(self.file.place_copy(folder)) if self.file else ""
+            place = self.file.place_copy(folder) if self.file else None
+            values |= {"config": str(place or ""), "config_dir": str(place.parent) if place else ""}
         return values
 
 

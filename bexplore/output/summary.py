@@ -56,7 +56,7 @@ def summary_text(
     )
     message = result.batch.batch_message
     run, copy = command_line
-    to_fill_in = TO_FILL_IN | {"{config}": copy}
+    to_fill_in = TO_FILL_IN | {"{config}": copy, "{config_dir}": f"a folder with {copy}"}
     first, *rest = (paste or f"micro_batch_size: {result.micro_batch_size}").splitlines()
     return "\n".join(
         [

@@ -88,7 +88,9 @@ def load(
         sample_lengths=_read_sample_lengths(problems, settings),
         argv=argv,
         env=settings.env,
-        file=None if text is None else _make_file(problems, text, own, fixed),
+        file=None
+        if text is None
+        else _make_file(problems, text, own, fixed, takes_folder=_takes_folder(argv, settings)),
         num_replicas=numbers.num_replicas,
         accumulation=fixed or _find_accumulation_of_file(document, own),
         writes_are_fine=settings.writes_are_fine,
@@ -299,7 +301,13 @@ def _is_script_of_python(word: str) -> bool:
     return word.endswith(".py") and Path(word).is_file()
 
 
-def _make_file(problems: Problems, text: str, own: FamilyFile | None, fixed_accumulation: int | None) -> CommandFile:
+def _takes_folder(argv: Sequence[str], settings: ExploreSettings) -> bool:
+    return any("{config_dir}" in text for text in (*argv, *settings.env.values()))
+
+
+def _make_file(
+    problems: Problems, text: str, own: FamilyFile | None, fixed_accumulation: int | None, *, takes_folder: bool
+) -> CommandFile:
     """Return the user's file without the section of bexplore, and its keys that change from start to start.
 
     Where a word of the command fixes the accumulation, the file's own stays as it is.
@@ -318,13 +326,14 @@ def _make_file(problems: Problems, text: str, own: FamilyFile | None, fixed_accu
     keys = [key for key in keys if key.name != "output_dir" or "{output_dir}" not in str(document.get(key.path))]
     probing = {} if own is None else dict(_find_probing(own))
     probing |= _find_overrides(document, {key.path for key in keys})
-    name = document.path.name
+    name, folder = document.path.name, document.path.resolve().parent
     return CommandFile(
         name=name,
         text=without_section(text, "explore", source=name),
         keys=tuple(keys),
         probing=probing,
-        beside=document.path.resolve().parent if _names_files_beside(document) else None,
+        beside=folder if _names_files_beside(document) and not takes_folder else None,
+        siblings=folder if takes_folder else None,
     )
 
 
@@ -512,12 +521,16 @@ def _check_command(problems: Problems, command: Command, own: FamilyFile | None)
             problems.error(place, f"{{{name}}} is no placeholder", f"did you mean {{{near}}}?")
     if not used & {"micro_batch_size", "global_batch_size"}:
         problems.error(place, "nothing of the command changes with the micro-batch size", _hint_size(command, document))
-    if command.file is not None and "config" not in used and "micro_batch_size" in command.file.names:
+    names = sorted(used & {"config", "config_dir"})
+    if command.file is not None and not names and "micro_batch_size" in command.file.names:
         problems.error(
-            place, f"the command does not read {command.file.name}", "write {config} where the command takes the file"
+            place,
+            f"the command does not read {command.file.name}",
+            "write {config} where the command takes the file, {config_dir} where it takes the folder of that",
         )
-    if command.file is None and "config" in used:
-        problems.error(place, "{config} is used, and no file is given", "bexplore explore CONFIG -- COMMAND {config}")
+    if command.file is None and names:
+        hint = f"bexplore explore CONFIG -- COMMAND {{{names[0]}}}"
+        problems.error(place, f"{{{names[0]}}} is used, and no file is given", hint)
     if "output_dir" not in used and not command.writes_are_fine:
         problems.error(
             place,

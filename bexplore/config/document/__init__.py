@@ -328,7 +328,9 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except IsADirectoryError:
-        raise UserInputError(f"{path} is a folder, not a file", hint="name the YAML file in it") from None
+        raise UserInputError(
+            f"{path} is a folder, not a file", hint="name the YAML file in it; {config_dir} is its folder in a command"
+        ) from None
     except FileNotFoundError:
         near = _find_near_file(path)
         hint = "write one to try: bexplore init --example quickstart" if near is None else f"did you mean {near}?"

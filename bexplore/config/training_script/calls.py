@@ -11,7 +11,14 @@ from pathlib import Path
 
 from bexplore.config.command import quote_words
 from bexplore.config.training_script import declared, fields, places
-from bexplore.config.training_script.fixed import CONFIG_VARIABLE, VARIABLE, Edit, find_fixed_size, find_settings_file
+from bexplore.config.training_script.fixed import (
+    CONFIG_VARIABLE,
+    VARIABLE,
+    Edit,
+    find_file_with_size,
+    find_fixed_size,
+    find_settings_file,
+)
 from bexplore.config.training_script.help_text import read_help
 from bexplore.config.training_script.parameters import (
     NAMES,
@@ -39,7 +46,10 @@ _READERS = (
 )
 _MOST_SHOWN = 5  # calls or options in a message
 # Options that name a file of settings, as in torchtune, nanotron, litgpt, detectron2, OpenNMT and speechbrain.
-_CONFIGURATIONS = ("config", "configfile", "configpath", "cfg", "conf", "hparams", "hparamsfile", "yaml", "yamlpath")
+_CONFIGURATIONS = (
+    *("config", "configfile", "configpath", "cfg", "conf", "hparams", "hparamsfile", "yaml", "yamlpath"),
+    *("configdir", "configsdir", "confdir"),
+)
 # Variables that torchrun, srun and mpirun set for each rank.
 _OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|SLURM_|OMPI_|PMI_|PMIX_|TORCHELASTIC_")
 _TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "1")
@@ -228,11 +238,16 @@ def _refuse_with_configuration(path: Path, start: Sequence[str], interfaces: Seq
     for chain in (one for interface in interfaces for one in chains(interface)):
         config = next(filter(_takes_configuration, chain[-1][1].parameters), None)
         if config is not None:
-            call = make_call(chain, config=config)
-            line, means = _explore_line(f"{config.default or 'CONFIG.yaml'} ", [*start, *call.words])
+            words, file = make_call(chain, config=config).words, str(config.default or "CONFIG.yaml")
+            named, written = "a file that may hold it", "that file"
+            if Path(file).is_dir():
+                words = [word.replace("{config}", "{config_dir}") for word in words]
+                named, file = "a folder, of which a file may hold it", str(find_file_with_size(Path(file)))
+                written = file
+            line, means = _explore_line(f"{file} ", [*start, *words])
             raise UserInputError(
-                f"no option of {path} is a micro-batch size; {config.spelt} names a file that may hold it",
-                hint=f"write explore as the size in that file, then type{means}:\n{line}",
+                f"no option of {path} is a micro-batch size; {config.spelt} names {named}",
+                hint=f"write explore as the size in {written}, then type{means}:\n{line}",
             )
 
 

@@ -141,9 +141,19 @@ def find_settings_file(program: Program) -> tuple[Path, Edit] | None:
     for node in program.select(ast.Constant):
         if isinstance(node.node.value, str) and node.module is program.main:
             path = Path(node.node.value)
-            if path.suffix in _SETTINGS_SUFFIXES and path.is_file() and _KEY.search(document.read_text(path)):
+            if _has_size(path):
                 return path, _edit(node, node.node.value, f'os.environ.get("{CONFIG_VARIABLE}", {{}})')
     return None
+
+
+def find_file_with_size(folder: Path) -> Path:
+    """Return the first file of a folder with a key of the size; a name to replace where none has one."""
+    return next(filter(_has_size, sorted(folder.iterdir())), folder / "CONFIG.yaml")
+
+
+def _has_size(path: Path) -> bool:
+    is_of_settings = path.suffix in _SETTINGS_SUFFIXES and path.is_file()
+    return is_of_settings and _KEY.search(document.read_text(path)) is not None
 
 
 def _edit(value: Node, what: str, replacement: str) -> Edit:

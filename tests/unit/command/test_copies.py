@@ -59,6 +59,28 @@ def test_any_other_copy_lies_in_the_folder_of_its_start(tmp_path, text):
     assert write(command(tmp_path, text + OWN), tmp_path / "probe") == tmp_path / "probe" / "job.yaml"
 
 
+def test_a_copy_for_a_command_that_takes_a_folder_lies_among_links_to_the_users_other_files(tmp_path):
+    folder = tmp_path / "settings"
+    folder.mkdir()
+    for name in ("data.yaml", "job.yaml"):
+        (folder / name).write_text("_BASE_: data.yaml\n" + OWN)
+    (folder / "more").mkdir()
+    overrides = ['explore.command=["t", "{config_dir}"]', "explore.writes_are_fine=true"]
+    made = load_config(folder / "job.yaml", overrides=overrides).command
+    probe = folder / "results" / "probe"  # a folder that holds itself would have no end
+
+    place = write(made, probe)
+
+    assert made.filled(made.values(micro_batch_size=4, accumulation=1, num_replicas=1, folder=probe))[0] == [
+        *("t", str(place.parent))
+    ]
+    assert place.read_text() == "_BASE_: data.yaml\nbatch_size: 4\n"
+    assert {one.name for one in place.parent.iterdir()} == {"data.yaml", "more", "job.yaml"}
+    assert (place.parent / "data.yaml").resolve() == folder / "data.yaml"
+    ProbeFolder(path=probe).clean()
+    assert not place.exists() and (folder / "data.yaml").exists() and (folder / "more").exists()
+
+
 def test_two_starts_have_two_copies_and_those_of_the_dead_go(tmp_path):
     made = command(tmp_path, "_BASE_: b.yaml\n" + OWN)
     dead = os.fork()

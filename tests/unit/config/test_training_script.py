@@ -435,6 +435,26 @@ def test_an_error_has_the_complete_line_to_type_or_to_write(tmp_path, monkeypatc
     assert hint in raised.value.hint
 
 
+def test_a_folder_of_settings_is_explored_by_its_file_with_the_size(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("settings").mkdir()
+    Path("settings/data.yaml").write_text("path: here\n")
+    Path("settings/model.yaml").write_text("one:\n  batch_size: 4\n")
+    Path("train.py").write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--config', default='./settings/')\n"
+    )
+
+    with pytest.raises(UserInputError) as raised:
+        starter.from_script(Path("train.py"))
+
+    assert "--config names a folder, of which a file may hold it" in raised.value.message
+    assert "write explore as the size in settings/model.yaml, then type" in raised.value.hint
+    assert (
+        "bexplore explore settings/model.yaml --writes-are-fine -- python train.py --config {config_dir}"
+        in raised.value.hint
+    )
+
+
 def test_options_without_a_default_that_few_trainings_do_without_are_named(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
