@@ -444,7 +444,7 @@ import torch
 
 class Data(torch.utils.data.Dataset):
     def __len__(self):
-        return 100000
+        return {num_samples}
 
     def __getitems__(self, numbers):
         time.sleep({seconds})
@@ -460,16 +460,23 @@ for number, batch in enumerate(loader):
 """
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.0])
-def test_a_loader_that_is_slower_than_the_steps_is_told(tmp_path, seconds):
-    (tmp_path / "train.py").write_text(READ_AHEAD.format(seconds=seconds))
+@pytest.mark.parametrize(
+    ("seconds", "num_samples", "is_told"),
+    [
+        pytest.param(0.1, 100000, True, id="workers that are slower"),
+        pytest.param(0.0, 100000, False, id="workers that keep up"),
+        pytest.param(0.0, 40, False, id="workers that have made all of an epoch"),
+    ],
+)
+def test_a_loader_that_is_slower_than_the_steps_is_told(tmp_path, seconds, num_samples, is_told):
+    (tmp_path / "train.py").write_text(READ_AHEAD.format(seconds=seconds, num_samples=num_samples))
     runner = runner_of((sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"), tmp_path)
 
     observation = runner(search_probe_of(4))
 
     assert observation.is_measured, observation.reason
     told = [text for text in observation.warnings if text.startswith("the loader is slower than the step")]
-    assert bool(told) == (seconds > 0)
+    assert bool(told) == is_told
 
 
 SLOW_SAMPLES = """

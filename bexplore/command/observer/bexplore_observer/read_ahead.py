@@ -28,15 +28,21 @@ class ReadAhead:
         self.read_s_of_steps[step] += read_s
 
     def end_step(self) -> None:
-        """Keep what is ready now; unknown at the first step of an epoch, before which workers began anew."""
+        """Keep what is ready now.
+
+        It is unknown at the first step of an epoch, before which workers began anew, and at the last ones, for which
+        the workers have no more to make.
+        """
         iterator = None if self._reading is None or self._reading is not self._counted else self._reading()
         self._counted = self._reading
         try:
-            self.ready_of_steps.append(UNKNOWN if iterator is None else count_ready(iterator))
-            if iterator is not None:
-                self.num_ahead = iterator._num_workers * iterator._prefetch_factor
+            self.ready_of_steps.append(UNKNOWN if iterator is None else self._count_ready(iterator))
         except Exception:  # no workers, another release of torch, a platform without the size of a queue
             self.ready_of_steps.append(UNKNOWN)
+
+    def _count_ready(self, iterator: Any) -> int:
+        self.num_ahead = iterator._num_workers * iterator._prefetch_factor
+        return UNKNOWN if iterator._tasks_outstanding < self.num_ahead else count_ready(iterator)
 
     def describe(self) -> dict[str, Any]:
         """Return what is reported."""
