@@ -48,6 +48,9 @@ from bexplore.units import counted, format_seconds
 # Samples of a step at one size over those at another, up to which they are one global batch. Source: chosen; a batch of
 # 64 has 65 samples in 13 passes of 5, and 80 in two of 40.
 ONE_BATCH = 1.25
+# Rows of a batch over its size, up to which the size counts something else. Source: chosen; few samples have less than
+# five tokens.
+FEW_ROWS = 0.2
 # Share of seconds without training that is told. Source: chosen: half of the speed is not what is measured.
 MUCH_WITHOUT_TRAINING = 0.5
 
@@ -499,9 +502,9 @@ def describe_parallel_devices(observations: Sequence[Observation], answer: int |
 
 
 def describe_rows(observations: Sequence[Observation], answer: int | None) -> str:
-    """Return that batches have several rows for each of their size, or some beside it; empty where they have neither.
+    """Return that batches have several rows for each of their size, some beside it, or few; empty for none of these.
 
-    One size tells neither of the two.
+    One size tells none of the three. Where all sizes have as many rows, samples are in another dimension.
     """
     seen = {one.micro_batch_size: one.details["arrived"] for one in observations if one.details.get("arrived")}
     rows = {size: arrived["rows"] for size, arrived in seen.items() if not arrived["has_rows_of_size"]}
@@ -511,6 +514,12 @@ def describe_rows(observations: Sequence[Observation], answer: int | None) -> st
     further = {number - size for size, number in rows.items()}
     if len(further) == 1:
         return f"batches have {further.pop()} rows beside those of their size, which samples/s do not count"
+    mean = seen[answer]["mean_rows"]
+    if mean / answer <= FEW_ROWS and len(set(rows.values())) > 1:
+        return (
+            f"a batch of size {answer} has {mean:.3g} rows in the mean: the size counts something "
+            "else, such as tokens, and so do the batch sizes and samples/s here"
+        )
     ratio = ratios.pop()
     if ratios or ratio < 2 or ratio % 1:
         return ""

@@ -88,7 +88,8 @@ class Machine:
         details["share_without_training"] = self.share_without_training
         details["parallel_devices"] = self.parallel_devices
         rows = round(self.rows_per_size * probe.micro_batch_size) + self.further_rows
-        details["arrived"] = {"rows": rows, "has_rows_of_size": rows == probe.micro_batch_size}
+        has_rows = rows == probe.micro_batch_size
+        details["arrived"] = {"rows": rows, "mean_rows": rows + 0.25, "has_rows_of_size": has_rows}
         return Observation(
             probe=probe,
             outcome=Outcome.MEASURED,
@@ -231,6 +232,23 @@ def test_rows_that_are_several_for_each_of_a_size_or_beside_it_are_told(machine,
     warnings = result_of("explore.max=8", words=("--own",)).warnings
 
     assert [" ".join(one.split()[: len(told[0].split())]) for one in warnings if "rows" in one] == told
+
+
+def test_a_size_that_counts_more_than_rows_is_told(machine):
+    machine.rows_per_size = 0.1
+
+    (told,) = [one for one in result_of("explore.max=8", words=("--own",)).warnings if " rows " in one]
+
+    assert told == (
+        "a batch of size 8 has 1.25 rows in the mean: the size counts something else, such as tokens, and so do the "
+        "batch sizes and samples/s here"
+    )
+
+
+def test_rows_that_are_as_many_at_each_size_tell_nothing(machine):
+    machine.rows_per_size, machine.further_rows = 0.0, 2  # samples are in another dimension
+
+    assert not [one for one in result_of("explore.max=8", words=("--own",)).warnings if " rows " in one]
 
 
 def test_devices_among_which_a_process_divides_its_batch_are_told(machine):
