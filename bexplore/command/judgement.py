@@ -151,8 +151,9 @@ class Learned:
     tokens_per_sample: float | None = None
     max_samples: int | None = None  # samples of a micro-batch that the data fills; None if unknown
     too_large: int | None = None  # the smallest size that ran out of memory; None for none
-    # By size that a start was given, how it failed before its first batch
-    early: dict[int, str] = field(default_factory=dict)
+    # By size that a start was given, how it failed before its first batch, or before its first step
+    unmeasured: dict[int, str] = field(default_factory=dict)
+    is_early: bool = False  # whether one of them failed before its first batch
     fails_early: bool = False  # whether the command fails so at any size
     is_emulated: bool = False  # whether its starts use an emulated device
     # Of each rank of the last start that trained, what it asked an emulated device to do in a step; empty elsewhere
@@ -367,11 +368,16 @@ class Judge:
     def _find_early_refusal(
         self, failure: CommandFailure, watched: Watched, blank: Observation
     ) -> UserProgramError | None:
-        """Return why no further start shows anything: the command fails before its first batch at any size."""
-        learned, opened = self.learned, watched.opened
-        if opened.is_reused or failure.outcome is not Outcome.CRASHED or failure.ended_by or not failure.is_early:
+        """Return why no further start shows anything: the command fails before its first batch at any size.
+
+        On an emulated device, which computes no values, also in its first step.
+        """
+        learned, opened, reports = self.learned, watched.opened, watched.watch.reports
+        if opened.is_reused or failure.outcome is not Outcome.CRASHED or failure.ended_by:
             return None
-        if watched.watch.reports.has_batch:  # of another process than the one that failed, or raised its error anew
+        # A batch may be of another process than the one that failed, or raised its error anew.
+        is_early = failure.is_early and not reports.has_batch
+        if not is_early and (not learned.is_emulated or any(reports.num_steps.values())):
             return None
         if _FOLDER_EXISTS.search(failure.reason):
             used = "output_dir" in self.command.placeholders
@@ -385,12 +391,15 @@ class Judge:
             return None
         given = opened.capacity or blank.micro_batch_size
         text = failure.reason.replace(str(opened.folder.path), "")  # which its own messages may name
-        others = [size for size, told in learned.early.items() if told == text]
-        apart = any(max(size, given) >= CAPACITY_TIMES * min(size, given) for size in others)
+        others = [size for size, told in learned.unmeasured.items() if told == text]
+        # Early words may be of the size, as of one that is too small; those of emulated values are of none.
+        least_apart = CAPACITY_TIMES if is_early else 2
+        apart = any(max(size, given) >= least_apart * min(size, given) for size in others)
         is_certain = failure.exception_type in OF_NO_SIZE and not re.search(rf"(?<!\d){given}(?!\d)", text)
         wants_terminal = _NO_TERMINAL in watched.watch.start.log_tail()
-        learned.early[given] = text
-        learned.fails_early = is_certain or apart or wants_terminal
+        learned.unmeasured[given] = text
+        learned.is_early |= is_early
+        learned.fails_early = apart or (is_early and (is_certain or wants_terminal))
         if not learned.fails_early:
             return None
         hint = (self._suggest_start if failure.exception_type in OF_NO_VALUE else self.suggest_by_hand)(given)
@@ -400,7 +409,8 @@ class Judge:
                 f"script -qec {shlex.quote(self.command.shown)} /dev/null"
             )
         return UserProgramError(
-            f"the command fails before its first batch, whatever the size: {failure.reason}",
+            f"the command fails {'before its first batch' if is_early else 'in its first step'}, whatever the size: "
+            f"{failure.reason}",
             hint=hint,
             traceback_text=failure.traceback_text,
         )

@@ -131,7 +131,7 @@ class CommandRunner:
         is_first = probe.purpose is Purpose.BASE and not self._learned.passes_per_step
         if self.shares_starts and accumulation is None and is_first:
             observation = self._run_base(probe)
-            if not observation.is_measured and self._learned.early:
+            if not observation.is_measured and self._learned.is_early:
                 self._serve(probe, accumulation)  # which raises where a much larger size fails as early, the same way
             return observation
         if not self.shares_starts or probe.compilation is not Compilation.SHARED or probe.fresh_worker:

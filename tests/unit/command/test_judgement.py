@@ -104,6 +104,41 @@ def test_a_start_without_an_observed_step_is_refused_at_any_size(judge, ending, 
     assert isinstance(refusal, UserProgramError) and words in refusal.message and refusal.hint
 
 
+def failed_step(text: str, *, is_emulated: bool, num_steps: int = 0) -> Watched:
+    """Return a start that ended with an error behind its first batch."""
+    link = {"type": "RuntimeError", "module": "builtins", "bases": [], "message": text}
+    error = {"chain": [link], "contexts": [], "traceback": text, "num_batches": 1, "num_steps": num_steps}
+    error |= {"where": "uncaught", "rank": "0", "pid": 7, "host": "here", "at_s": 1.0}
+    counts = {("here", 7): (num_steps, num_steps, 1, 0, 1)}
+    hellos = ({"pid": 7, "rank": "0", "is_emulated": is_emulated},)
+    return watched(ending=Ending.ENDED, errors=(error,), counts=counts, hellos=hellos, return_code=1)
+
+
+def test_an_emulated_start_whose_first_step_fails_in_the_same_words_at_two_sizes_is_refused(judge):
+    size_zero = "Calculated padded input size per channel: (0)"
+    first = judge(failed_step(size_zero, is_emulated=True), 4)
+    assert first.outcome is Outcome.CRASHED
+
+    refusal = judge(failed_step(size_zero, is_emulated=True), 24)
+
+    assert isinstance(refusal, UserProgramError) and "fails in its first step, whatever the size" in refusal.message
+    assert "an emulated device computes no values" in refusal.hint
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_emulated", "num_steps"),
+    [
+        pytest.param(("no pairs", "no pairs"), False, 0, id="of values that were computed"),
+        pytest.param(("no pairs", "no pairs"), True, 1, id="after a step"),
+        pytest.param(("of 4", "of 24"), True, 0, id="in other words"),
+    ],
+)
+def test_any_other_start_whose_step_fails_is_of_its_size(judge, texts, is_emulated, num_steps):
+    for size, text in zip((4, 24), texts, strict=True):
+        found = judge(failed_step(text, is_emulated=is_emulated, num_steps=num_steps), size)
+        assert found.outcome is Outcome.CRASHED
+
+
 LOGGED = """2026-01-02 03:04:05.678 | ERROR    | __main__:<module>:9 - An error has been caught in function '<module>':
 Traceback (most recent call last):
 
