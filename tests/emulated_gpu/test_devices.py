@@ -145,6 +145,28 @@ def test_masks_and_integers_by_which_programs_decide_are_computed(emulate):
     ) == ["32768 True True", "False", "3 7 -100 10", "65536.0"]
 
 
+def test_what_a_mask_picks_has_as_many_rows_as_the_mask_says(emulate):
+    assert emulate(
+        """
+        import torch
+        for rows, columns in ((2, 4), (64, 1568), (64, 16000)):  # one pass of the count, and two
+            mask = torch.zeros(rows, columns, dtype=torch.float64)
+            mask[:, : columns // 4] = 1
+            mask = mask.to("cuda", non_blocking=True).to(torch.bool)
+            x = torch.empty(rows, columns, 8, device="cuda")
+            print(x[mask].shape[0], x[~mask].shape[0], x[torch.logical_not(mask)].reshape(rows, -1, 8).shape[1])
+            print(x[mask & mask].shape[0], x[mask | ~mask].shape[0], mask.nonzero().shape)
+        labels = torch.tensor([[5, -100, 7], [1, -100, -100]]).cuda()
+        print(labels[labels != -100].shape, (labels != -100).nonzero()[:, 0].shape, (labels == 9).nonzero().shape)
+        """
+    ) == [
+        *("2 6 3", "2 8 torch.Size([2, 2])"),
+        *("25088 75264 1176", "25088 100352 torch.Size([25088, 2])"),
+        *("256000 768000 12000", "256000 1024000 torch.Size([256000, 2])"),
+        "torch.Size([3]) torch.Size([3]) torch.Size([0, 2])",
+    ]
+
+
 def test_lengths_are_known_long_after_their_batch_came(emulate):
     assert emulate(
         """

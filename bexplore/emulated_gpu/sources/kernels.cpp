@@ -15,7 +15,8 @@ constexpr size_t BLOCK_BYTES = 512;       // to which PyTorch's allocator rounds
 constexpr size_t MOST_ELEMENTS = 1 << 21; // of masks and integers; a batch of token numbers has fewer
 
 enum class Kind {
-    FILL, ADD_NUMBER, ADD, COMPARE, CAST, OTHER_ELEMENTWISE, UPDATE_SCALE,
+    FILL, ADD_NUMBER, ADD, COMPARE, CAST, NOT, AND, OR, OTHER_ELEMENTWISE, UPDATE_SCALE,
+    COUNT_NONZERO, SUM_COUNTS, SELECT_NONZERO, NOTHING,  // of `nonzero`, by cub: `x[mask]` has as many rows
     SUM, MAXIMUM, MINIMUM, ALL, ANY, REDUCTION,  // by PyTorch's own `reduce_kernel`
     LIBRARY  // of cub, or another one, whose arguments are not known
 };
@@ -36,6 +37,7 @@ struct Scale {
 };
 auto& filled_scalars = *new std::unordered_map<const void*, float>();  // by address: where a scale may begin
 auto& scales = *new std::unordered_map<const void*, Scale>();          // by address, once they were updated
+auto& counts = *new std::unordered_map<const void*, int32_t>();        // by address of the parts of a count
 
 struct Name {
     const char* part;
@@ -47,6 +49,8 @@ const Name ELEMENTWISE_NAMES[] = {
     {"21CUDAFunctorOnSelf_addIlE", Kind::ADD_NUMBER},
     {"15CUDAFunctor_addIlE", Kind::ADD},
     {"16CompareEqFunctorIlE", Kind::COMPARE},
+    {"17BitwiseAndFunctorIbE", Kind::AND},
+    {"16BitwiseOrFunctorIbE", Kind::OR},
 };
 const Name INTEGER_REDUCTIONS[] = {
     {"11sum_functorIlll", Kind::SUM}, {"13MaxNanFunctorIlE", Kind::MAXIMUM}, {"13MinNanFunctorIlE", Kind::MINIMUM},
@@ -98,13 +102,31 @@ Kernel cast_kernel(const char* name) {
 Kernel elementwise_kernel(const char* name) {
     if (size_t width = width_of_fill(name)) return {Kind::FILL, width};
     if (Kernel cast = cast_kernel(name); cast.width) return cast;
+    if ((contains(name, "bitwise_not_kernel_cuda") || contains(name, "logical_not_kernel_cuda")) &&
+        contains(name, "EUlbE_St5array"))
+        return {Kind::NOT, sizeof(bool)};
     Kind kind = kind_of(name, ELEMENTWISE_NAMES, Kind::OTHER_ELEMENTWISE);
+    bool has_flag = contains(name, "UnaryFunctorIbbb");  // beside the elements
+    if ((kind == Kind::AND || kind == Kind::OR) && has_flag) return {Kind::OTHER_ELEMENTWISE, 0};
     bool has_number = contains(name, "13AUnaryFunctorIllb") || contains(name, "13BUnaryFunctorIllb");
     return {kind == Kind::COMPARE && !has_number ? Kind::OTHER_ELEMENTWISE : kind, 0};
 }
 
+// Source: `nonzero_cuda_out_impl` in aten/src/ATen/native/cuda/Nonzero.cu: a sum by cub, then a selection. A sum of
+// many elements has a second pass over its parts.
+Kernel library_kernel(const char* name) {
+    if (contains(name, "23DeviceCompactInitKernelI")) return {Kind::NOTHING, 0};
+    bool is_of_flags = contains(name, "9NonZeroOpIbE");
+    if (contains(name, "18DeviceReduceKernelI") || contains(name, "28DeviceReduceSingleTileKernelI")) {
+        if (is_of_flags) return {Kind::COUNT_NONZERO, contains(name, "18DeviceReduceKernelI") ? sizeof(int64_t) : sizeof(int32_t)};
+        if (contains(name, "10policy_hubIiy") && contains(name, "EPiS")) return {Kind::SUM_COUNTS, 0};
+    }
+    if (is_of_flags && contains(name, "23DeviceSelectSweepKernelI")) return {Kind::SELECT_NONZERO, 0};
+    return {Kind::LIBRARY, 0};
+}
+
 Kernel reduction_kernel(const char* name) {
-    if (!contains(name, "13reduce_kernelI")) return {Kind::LIBRARY, 0};
+    if (!contains(name, "13reduce_kernelI")) return library_kernel(name);
     if (contains(name, "8ReduceOpIl")) return {kind_of(name, INTEGER_REDUCTIONS, Kind::REDUCTION), sizeof(int64_t)};
     if (contains(name, "8ReduceOpIi")) return {kind_of(name, INTEGER_REDUCTIONS, Kind::REDUCTION), sizeof(int32_t)};
     if (contains(name, "8ReduceOpIb")) return {kind_of(name, FLAG_REDUCTIONS, Kind::REDUCTION), sizeof(bool)};
@@ -149,6 +171,14 @@ void compare(size_t count, const char* functor, char** addresses) {
     std::vector<char> results(count);
     for (size_t at = 0; at < count; ++at) results[at] = (values[at] == number) == (comparison == 0);
     write_elements(addresses[0], results);
+}
+
+void combine_flags(Kind kind, size_t count, char** addresses) {
+    auto values = read_elements<char>(addresses[1], count);
+    auto others = kind == Kind::NOT ? std::vector<char>(count, 0) : read_elements<char>(addresses[2], count);
+    for (size_t at = 0; at < count; ++at)
+        values[at] = kind == Kind::NOT ? !values[at] : kind == Kind::AND ? values[at] && others[at] : values[at] || others[at];
+    write_elements(addresses[0], values);
 }
 
 // Elements of one of PyTorch's types as integers; of floating point, whether they differ from zero.
@@ -248,6 +278,11 @@ bool do_elementwise(const Kernel& kernel, void** arguments) {
         case Kind::COMPARE:
             compare(count, functor, addresses);
             return true;
+        case Kind::NOT:
+        case Kind::AND:
+        case Kind::OR:
+            combine_flags(kernel.kind, count, addresses);
+            return true;
         case Kind::CAST: {  // arguments: ..., two calculators of offsets, how it loads (a type first), how it stores
             int type = kernel.cast_from < 0 ? *static_cast<int8_t*>(arguments[5]) : kernel.cast_from;
             return cast(count, kernel.width, type, addresses);
@@ -330,6 +365,45 @@ void forget_result(Kind kind, const char* argument) {
     if (kind == Kind::ALL) write_elements(found[0].result, std::vector<char>(1, 1));
 }
 
+// The first arguments of a pass that counts: where the flags begin, where the count goes, and how many flags there are.
+// Says whether it was done: not where the flags are not known, or what is counted is not.
+bool count_flags(const Kernel& kernel, void** arguments) {
+    void* source = *static_cast<void**>(arguments[0]);
+    void* result = *static_cast<void**>(arguments[1]);
+    std::lock_guard<std::mutex> guard(lock);
+    int32_t count = 0;
+    if (kernel.kind == Kind::SUM_COUNTS) {
+        auto found = counts.find(source);
+        if (found == counts.end()) return false;
+        count = found->second;
+        counts.erase(found);
+    } else {
+        bool is_long = kernel.width == sizeof(int64_t);
+        int64_t num_flags = is_long ? *static_cast<int64_t*>(arguments[2]) : *static_cast<int32_t*>(arguments[2]);
+        if (num_flags < 0 || static_cast<size_t>(num_flags) > MOST_ELEMENTS || !emulated::is_known(source, num_flags))
+            return false;
+        for (char flag : read_elements<char>(source, num_flags)) count += flag != 0;
+        if (is_long) counts[result] = count;
+    }
+    emulated::write(result, &count, sizeof count);
+    return true;
+}
+
+// The arguments: numbers from 0, where the flags begin, where the positions of those that are set go, and, as the
+// eighth, how many flags there are.
+void select_flags(void** arguments) {
+    void* source = *static_cast<void**>(arguments[1]);
+    void* result = *static_cast<void**>(arguments[2]);
+    int num_flags = *static_cast<int*>(arguments[7]);
+    if (num_flags < 0 || static_cast<size_t>(num_flags) > MOST_ELEMENTS || !emulated::is_known(source, num_flags))
+        return emulated::forget_all();
+    std::vector<int64_t> positions;
+    auto flags = read_elements<char>(source, num_flags);
+    for (int at = 0; at < num_flags; ++at)
+        if (flags[at]) positions.push_back(at);
+    write_elements(result, positions);
+}
+
 }  // namespace
 
 void emulated::register_kernel(const void* function, const char* name) {
@@ -353,6 +427,12 @@ void emulated::do_kernel(const void* function, void** arguments) {
         kernel = found->second;
     }
     if (kernel.kind == Kind::UPDATE_SCALE) return update_scale(arguments);
+    if (kernel.kind == Kind::NOTHING) return;
+    if (kernel.kind == Kind::SELECT_NONZERO) return select_flags(arguments);
+    if (kernel.kind == Kind::COUNT_NONZERO || kernel.kind == Kind::SUM_COUNTS) {
+        if (!count_flags(kernel, arguments)) forget_all();
+        return;
+    }
     if (kernel.kind == Kind::LIBRARY) return forget_all();  // a host often reads what it reduced to
     if (kernel.kind >= Kind::SUM) {
         const char* argument = static_cast<char*>(arguments[0]);
