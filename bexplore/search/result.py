@@ -13,6 +13,7 @@ from bexplore.errors import EngineError, NothingFitsError, UserProgramError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.search.evidence import Evidence, without_first_signals
 from bexplore.search.policy.decision import NextProbe, StopReason
+from bexplore.search.policy.first_probe import without_numbers
 from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.posterior.runnable import RunBelief
 from bexplore.search.recommendation import Recommendation, keep_nearest_program
@@ -284,20 +285,31 @@ def _broken_program(
     run_alone: Callable[[int], str],
 ) -> UserProgramError:
     failed = [item for item in evidence if not item.is_measured]
-    crash = next((item for item in reversed(observations) if item.traceback_text), None)
-    sizes = ", ".join(str(size) for size in sorted({item.micro_batch_size for item in failed}))
+    by_reason: dict[str, list[Evidence]] = {}
+    for item in failed:
+        by_reason.setdefault(without_numbers(item.reason), []).append(item)
+    usual = max(by_reason, key=lambda reason: len(by_reason[reason]))
+    crashes = [item for item in reversed(observations) if item.traceback_text]
+    crash = next((item for item in crashes if without_numbers(item.reason) == usual), next(iter(crashes), None))
+    sizes, reason = _list_sizes(failed), (crash or failed[-1]).reason
+    if len(by_reason) > 1:
+        reason = "; ".join(f"{_list_sizes(alike)}: {alike[-1].reason}" for alike in by_reason.values())
     ran = {item.micro_batch_size for item in evidence if item.is_measured}
     ran -= {item.micro_batch_size for item in failed}
     but = f" but the smallest, {space.base}" if space.base in ran else ""
     belief = RunBelief.from_evidence(space, [item for item in evidence if not item.variant])
     runs_at = belief.words if belief and belief.excludes_by_rule else None
     return UserProgramError(
-        f"the program fails at every micro-batch size tried ({sizes}){but}: {(crash or failed[-1]).reason}",
+        f"the program fails at every micro-batch size tried ({sizes}){but}: {reason}",
         hint=f"by its errors it runs at {runs_at}: widen explore.max, or list such sizes in explore.candidates"
         if runs_at
         else run_alone((crash or failed[0]).micro_batch_size),
         traceback_text=crash.traceback_text if crash else "",
     )
+
+
+def _list_sizes(evidence: Iterable[Evidence]) -> str:
+    return ", ".join(str(size) for size in sorted({item.micro_batch_size for item in evidence}))
 
 
 def _nothing_fits(space: Space, evidence: Sequence[Evidence], memory: MemoryPrior | None) -> NothingFitsError:

@@ -140,7 +140,7 @@ class SearchPart:
         for item in failures[:MAX_FAILURES]:
             sizes = ", ".join(map(str, item.micro_batch_sizes))
             yield Row("failed", f"{sizes}: {item.outcome.replace('_', ' ')}: {item.reason}")
-            for line in _users_lines(item.traceback_text) if item is told else ():
+            for line in _users_lines(item.traceback_text, item.reason) if item is told else ():
                 yield Row("failed", line)
         hidden = len(failures) - MAX_FAILURES
         if hidden > 0:
@@ -208,8 +208,11 @@ def outcomes_words(outcomes: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(outcomes.items()))
 
 
-def _users_lines(traceback_text: str) -> list[str]:
-    """Return the user's own last lines of a traceback, without the frames of torch and of the worker."""
+def _users_lines(traceback_text: str, reason: str) -> list[str]:
+    """Return the user's own last frames of a traceback, without those of torch and of the worker, and the reason.
+
+    Of a text without frames, such as the end of a log, return the last lines.
+    """
     lines: list[str] = []
     is_own = False
     for line in traceback_text.strip().splitlines():
@@ -220,4 +223,9 @@ def _users_lines(traceback_text: str) -> list[str]:
         if (is_frame and is_own and not is_marker) or (not is_frame and line.strip()):
             lines.append(f"  {line}")
         is_own = is_own and is_frame
-    return lines[-MAX_TRACEBACK_LINES:]
+    if lines and lines[-1].strip() in reason:
+        lines.pop()
+    if len(lines) <= MAX_TRACEBACK_LINES:
+        return lines
+    lines = lines[-MAX_TRACEBACK_LINES:]
+    return lines[next((place for place, line in enumerate(lines) if line.startswith("    File ")), 0) :]

@@ -189,6 +189,21 @@ def test_a_program_that_fails_at_every_size_ends_after_few_probes(text: str, lin
     assert len(sizes) <= most
 
 
+def test_sizes_that_fail_for_different_reasons_are_told_with_their_own():
+    def runner(probe: Probe) -> Observation:
+        size = probe.micro_batch_size
+        reason = "AssertionError: not divisible" if size % 2 else "RuntimeError: sizes must sum to 0"
+        line = "assert not n % world" if size % 2 else "split(x, sizes)"
+        return failed(probe, Outcome.CRASHED, reason, traceback_text=traceback_of(line))
+
+    with pytest.raises(UserProgramError, match="fails at every micro-batch size tried") as raised:
+        result_of(runner, Space.from_sizes([2, 3, 16]))
+
+    assert "3: AssertionError: not divisible" in raised.value.message
+    assert "2, 16: RuntimeError: sizes must sum to 0" in raised.value.message
+    assert "split(x, sizes)" in raised.value.traceback_text
+
+
 @pytest.mark.parametrize("max_probes", [1, 3, 5])
 def test_a_program_that_fails_at_every_size_is_run_no_more_often_than_allowed(max_probes: int):
     sizes = []
@@ -221,7 +236,7 @@ def test_a_rule_of_sizes_is_no_answer_where_those_that_it_allows_crash_as_well()
             reason = f"AssertionError: assert 65536 % batch_size == 0, got {size}"
         return CurveRunner()(probe) if size == 1 else failed(probe, Outcome.CRASHED, reason)
 
-    with pytest.raises(UserProgramError, match="but the smallest, 1: RuntimeError: view size"):
+    with pytest.raises(UserProgramError, match="but the smallest, 1: 2, 4, 16, 64: RuntimeError: view size"):
         result_of(runner, Space.from_sizes(range(1, 65)))
 
 

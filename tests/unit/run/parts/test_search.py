@@ -113,7 +113,7 @@ def test_what_was_measured_is_told_where_the_answer_s_speed_or_another_size_is_a
     assert by_label["why"].startswith("likeliest the fastest of " if "at size 4" in words else "fastest of ")
 
 
-def test_a_traceback_stands_below_the_failure_whose_it_is_and_ends_with_its_cause():
+def test_a_traceback_stands_below_the_failure_whose_it_is_and_ends_with_its_last_frame():
     frames = "".join(f'  File "train.py", line {line}, in step\n    run({line})\n    ^^^\n' for line in range(20))
     text = f"Traceback (most recent call last):\n{frames}ValueError: no samples\n"
     crash = {"outcome": Outcome.CRASHED, "pass_times_s": ()}
@@ -126,5 +126,29 @@ def test_a_traceback_stands_below_the_failure_whose_it_is_and_ends_with_its_caus
     rows = [row.text for row in found(None, {(8, 0): 1.0}, observations=failures).failed_rows()]
 
     assert [rows.index(row) for row in rows if "crashed" in row] == [0, 1, len(rows) - 1]
-    assert rows[-2].strip() == "ValueError: no samples" and rows[-3].strip() == "run(19)"
+    assert rows[1] == "2: crashed: ValueError: no samples" and rows[-2].strip() == "run(19)"
     assert "^" not in "".join(rows)
+
+
+FRAMES = "".join(f'  File "train.py", line {line}, in step_{line}\n    call_{line}()\n' for line in range(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        (
+            f"Traceback (most recent call last):\n{FRAMES}ValueError: bits",
+            'File "train.py", line 4, in step_4',
+            "call_7()",
+        ),
+        ("no frame\n" * 3 + "the end", "no frame", "the end"),
+    ],
+)
+def test_a_failure_is_told_once_with_whole_frames_of_the_user(text, first, last):
+    crash = observed(16, outcome=Outcome.CRASHED, reason="ValueError: bits on rank 0", traceback_text=text)
+    part = found(None, {(8, 0): 1.0}, observations=[crash])
+
+    reason, *lines = [row.text for row in part.failed_rows()]
+
+    assert reason == "16: crashed: ValueError: bits on rank 0"
+    assert (lines[0].strip(), lines[-1].strip()) == (first, last)
