@@ -135,13 +135,26 @@ class MemoryStep:
             self._note("profile", error)
 
 
-def limit_host_memory(torch: Any, settings: Mapping[str, Any]) -> None:
-    """Limit the memory of this process, where torch can use no accelerator."""
-    limit_bytes = settings.get("memory_limit_bytes")
-    if limit_bytes and not is_emulated() and not _has_accelerator(torch):
-        import resource
+class HostMemoryLimit:
+    """Limits the memory of this process beyond what it had when torch was imported, where that has no accelerator."""
 
-        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, resource.RLIM_INFINITY))
+    def __init__(self, torch: Any) -> None:
+        self._torch, self._before_bytes = torch, read_status_bytes("VmData") or 0
+
+    def apply(self, settings: Mapping[str, Any]) -> None:
+        """Limit it, where the settings of a probe say so."""
+        self._limit(settings, self._before_bytes + (settings.get("memory_limit_bytes") or 0))
+
+    def lift(self, settings: Mapping[str, Any]) -> None:
+        """Lift it: what is written of a probe needs memory, too."""
+        self._limit(settings, None)
+
+    def _limit(self, settings: Mapping[str, Any], data_bytes: int | None) -> None:
+        if settings.get("memory_limit_bytes") and not is_emulated() and not _has_accelerator(self._torch):
+            import resource
+
+            unlimited = resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_DATA, (data_bytes or unlimited, unlimited))
 
 
 def _has_accelerator(torch: Any) -> bool:

@@ -21,7 +21,7 @@ from . import hooks
 from .exchange import SIGN_S, Exchange, begin_pulse, clock, parse_json, read_process_start_s, read_settings
 from .kernels import KernelLog
 from .loaders import LoaderWatch
-from .memory import Device, MemoryStep, is_emulated, limit_host_memory, read_status_bytes
+from .memory import Device, HostMemoryLimit, MemoryStep, is_emulated, read_status_bytes
 from .models import ModelWatch, UnseenUpdates, find_batch_coupled
 from .reports import ErrorReport, find_place, read_rank, write_hello, write_record
 from .warmups import find_accumulation_after_warmup
@@ -41,7 +41,7 @@ def install(folder: str, torch: Any) -> None:
     observer = Observer(folder, torch)
     try:
         write_hello(observer)
-        limit_host_memory(torch, observer.settings)
+        observer.host_limit.apply(observer.settings)
         hooks.attach(observer)
     except Exception as error:
         observer.errors.note(error, "observer")
@@ -59,7 +59,7 @@ class Observer:
         self.exchange = Exchange(settings, self._count_progress)
         self.errors = ErrorReport(self.exchange, partial(read_rank, torch), self._count_for_error)
         self.device = Device(torch)
-        self.memory = MemoryStep(torch, self.device, self.note)
+        self.memory, self.host_limit = MemoryStep(torch, self.device, self.note), HostMemoryLimit(torch)
         self.kernels = KernelLog(torch, self.note) if is_emulated() else None
         self.models = ModelWatch(self)
         self.use(settings)
@@ -351,6 +351,7 @@ class Observer:
     def finish(self, outcome: str) -> None:
         """Observe nothing further of this probe; write the record of this rank."""
         self.is_done, self._was_observed = True, outcome == "observed"
+        self.host_limit.lift(self.settings)
         self.exchange.log.write("finished", outcome=outcome, steps=len(self.steps), passes=self.total_passes)
         self.exchange.report_progress()
         self.memory.end()
@@ -384,6 +385,7 @@ class Observer:
         self.loaders.end_probe()
         self.num_passes_before += self.total_passes
         self.use(settings)
+        self.host_limit.apply(settings)
         write_hello(self)
         self._reset_probe()
         self.models.reset_probe()

@@ -10,8 +10,8 @@ import pytest
 from bexplore.command.observer.bexplore_observer import memory
 from bexplore.command.observer.bexplore_observer.memory import (
     Device,
+    HostMemoryLimit,
     MemoryStep,
-    limit_host_memory,
     read_status_bytes,
 )
 
@@ -137,13 +137,17 @@ def test_the_kernel_tells_the_memory_of_this_process():
     assert read_status_bytes("VmNothing") is None
 
 
-@pytest.mark.parametrize(("is_emulated", "limits"), [(False, [250]), (True, [])])
-def test_a_budget_limits_the_host_where_no_device_has_it(fake_torch, monkeypatch, is_emulated, limits):
+@pytest.mark.parametrize("is_emulated", [False, True])
+def test_a_budget_limits_what_the_host_takes_beyond_torch_until_a_probe_has_ended(fake_torch, monkeypatch, is_emulated):
     found: list[int] = []
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: found.append(limit[0]))
     monkeypatch.setattr(memory, "is_emulated", lambda: is_emulated)
+    monkeypatch.setattr(memory, "read_status_bytes", lambda key: {"VmData": 1000}[key])
     fake_torch.backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: False))
 
-    limit_host_memory(fake_torch, {"memory_limit_bytes": 250})
+    limit = HostMemoryLimit(fake_torch)
+    for settings in ({"memory_limit_bytes": 250}, {}):
+        limit.apply(settings)
+        limit.lift(settings)
 
-    assert found == limits
+    assert found == ([] if is_emulated else [1250, resource.RLIM_INFINITY])
