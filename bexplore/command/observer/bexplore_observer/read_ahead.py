@@ -42,7 +42,8 @@ class ReadAhead:
 
     def _count_ready(self, iterator: Any) -> int:
         self.num_ahead = iterator._num_workers * iterator._prefetch_factor
-        return UNKNOWN if iterator._tasks_outstanding < self.num_ahead else count_ready(iterator)
+        # Not `_tasks_outstanding`: that leaves out what arrived before its turn.
+        return UNKNOWN if len(iterator._task_info) < self.num_ahead else count_ready(iterator)
 
     def describe(self) -> dict[str, Any]:
         """Return what is reported."""
