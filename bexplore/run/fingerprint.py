@@ -17,10 +17,11 @@ from bexplore.estimate.calibrations import digest, names_this, recall
 from bexplore.estimate.efficiencies import digest_table
 from bexplore.host.machine import accelerator_name, num_threads, package_version, processor_name
 from bexplore.host.secret_values import hidden, hidden_record
-from bexplore.job import Mode, digest_code
+from bexplore.job import Mode, Parallelism, digest_code
 from bexplore.measurement.probe import Compilation
 from bexplore.search.posterior.posterior import ENGINE_VERSION
 from bexplore.search.settings import SearchSettings
+from bexplore.search.space import RULES_OF_A_BATCH
 from bexplore.units import counted
 
 # Seconds from a command's start to its first backward pass, until one was seen. Source: the middle of the frameworks in
@@ -69,7 +70,7 @@ class Fingerprint:
         """Return what decides the search beside the job; a change of it starts another run.
 
         `training_time` is part of it, as every setting that ends a search. The number of samples of the file's own
-        steps is not: it changes with the batch size, with which a search is resumed.
+        steps is not, but where it decides the candidates or their ranks: with another batch size a search is resumed.
         """
         settings = dataclasses.asdict(search_settings(self.config))
         del settings["training_samples"]
@@ -85,6 +86,7 @@ class Fingerprint:
             "num_replicas": self.config.num_replicas,
             "storage": self.config.settings.storage and hidden(self.config.settings.storage, by_value=False),
             **_of_ranks(self.config),
+            **_of_batch(self.config),
             **_of_variants(self.config),
         }
 
@@ -111,20 +113,27 @@ class Fingerprint:
 
 
 def _of_ranks(config: Config) -> dict[str, Any]:
-    """Return what decides the times of a job of several ranks: who starts them, and how many passes share a reduction.
+    """Return who starts the ranks of a job of several, which decides its times."""
+    is_distributed = _parallelism(config).is_distributed
+    return {"launcher": hidden(config.settings.launcher or "none", by_value=False)} if is_distributed else {}
 
-    Where only the last pass of a step reduces gradients, its cost is spread over the passes of a step, and sizes are
-    ranked for that number of passes: another batch size is another search.
+
+def _of_batch(config: Config) -> dict[str, Any]:
+    """Return the samples of a replica's step where another number of them is another search.
+
+    They are the candidates' rule or, of a command, their bound. And where only the last pass of a step reduces
+    gradients, its cost is spread over the passes of a step, and sizes are ranked for that number of passes.
     """
-    job = config.job
-    parallelism = job.training_parallelism if config.is_only_estimated else job.parallelism
-    if not parallelism.is_distributed:
-        return {}
-    ranks_by_batch = job.mode is Mode.TRAIN and parallelism.synchronizes_last
-    return {
-        "launcher": hidden(config.settings.launcher or "none", by_value=False),
-        "replica_batch_size": config.replica_batch_size if ranks_by_batch else None,
-    }
+    samples, parallelism = config.replica_batch_size, _parallelism(config)
+    bounds_command = config.command is not None and (config.maximum is None or (samples or 0) < config.maximum)
+    ranks = parallelism.is_distributed and config.job.mode is Mode.TRAIN and parallelism.synchronizes_last
+    if config.candidates in RULES_OF_A_BATCH or bounds_command or ranks:
+        return {"replica_batch_size": samples}
+    return {}
+
+
+def _parallelism(config: Config) -> Parallelism:
+    return config.job.training_parallelism if config.is_only_estimated else config.job.parallelism
 
 
 def _of_network(config: Config) -> dict[str, Any]:

@@ -32,7 +32,8 @@ MOST_TOKENS = 2**24
 # Standard deviation of a traced peak's relative error, where the trace names none. Source: above all that the trace
 # names for a program of the same device (0.02 to 0.10), benchmarks/results/trace.md.
 TRACE_SD = 0.12
-RULES = ("all", "powers_of_two", "divisors", "even")
+RULES_OF_A_BATCH = ("divisors", "even")  # of the samples of one replica in an optimizer step
+RULES = ("all", "powers_of_two", *RULES_OF_A_BATCH)
 
 
 class MemoryAccount(StrEnum):
@@ -187,7 +188,7 @@ def candidate_sizes(
         sizes = default_candidates(minimum, maximum)
     elif rule == "powers_of_two":
         sizes = (1 << exponent for exponent in range(maximum.bit_length()))
-    elif rule in ("divisors", "even"):
+    elif rule in RULES_OF_A_BATCH:
         sizes = _restricted(rule, replica_batch_size)
     else:
         raise UserInputError(f"unknown candidate rule {rule!r}", hint=f"use one of {', '.join(RULES)}, or a list")

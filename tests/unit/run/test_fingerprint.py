@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bexplore.config.load import load_config
 from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation
 from bexplore.run.fingerprint import Fingerprint, describe, search_settings
@@ -49,6 +50,30 @@ def test_another_batch_size_is_another_run_where_the_last_pass_alone_reduces_gra
 )
 def test_another_batch_size_resumes_the_run_where_all_passes_are_alike(folder, job):
     assert changes(folder, job, job | {"batch_size": 480}) == []
+
+
+@pytest.mark.parametrize("rule", ["divisors", "even"])
+def test_another_batch_size_is_another_run_where_its_parts_are_the_candidates(folder, rule):
+    job = {"parallelism": None, "candidates": rule}
+
+    assert changes(folder, job, job | {"batch_size": 480}) == ["replica_batch_size: 120 -> 240"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (["replica_batch_size=2", "max=64"], ["max=64"], ["replica_batch_size: 2 -> None"]),
+        (["replica_batch_size=2"], ["replica_batch_size=8"], ["replica_batch_size: 2 -> 8"]),
+        (["replica_batch_size=64", "max=4"], ["replica_batch_size=128", "max=4"], []),
+    ],
+)
+def test_another_batch_of_a_command_is_another_run_where_it_bounds_the_sizes(before, after, told):
+    def meta_of(settings: list[str]) -> dict[str, Any]:
+        given = ['command=["train", "{micro_batch_size}"]', "writes_are_fine=true", *settings]
+        config = load_config(None, overrides=[f"explore.{one}" for one in given])
+        return {"search_specification": Fingerprint(config=config, folder_name="job").search_specification()}
+
+    assert list(differences(meta_of(before), meta_of(after))) == told
 
 
 @pytest.mark.parametrize(
