@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from bexplore.config import document
 from bexplore.config.command import PLACEHOLDERS, quote_words
@@ -18,14 +18,18 @@ from bexplore.config.document import Problems, dotted_path, is_integer
 from bexplore.config.document.writer import with_value
 from bexplore.config.hydra_tree import Leaf, is_tree, read_leaves
 from bexplore.config.training_script import (
+    FAR,
     NAMES,
     OF_EVALUATION,
+    WRITTEN_FILES,
     Call,
     Program,
     add_to_words,
     call_by_help,
     call_of,
     command_of_notebook,
+    fill,
+    rank,
     spell,
     start_words,
     unset_variables,
@@ -163,6 +167,10 @@ def _from_tree(path: Path, script: Path | None = None) -> Starter:
         notes.append(f"{accumulation.override}: {accumulation.value} -> {{accumulation}} ({accumulation.where})")
     if script is None:
         notes.append("no script with hydra.main was found: write its name for train.py")
+    folder = _find_own_folder(leaves)
+    if folder is not None:
+        words.append(f"{folder.override}={{output_dir}}")
+        notes.append(f"{folder.override}: {folder.value or 'empty'} -> {{output_dir}} ({folder.where})")
     text = _fill_command_file([*words, "hydra.run.dir={output_dir}"], samples=samples, keeps_batch=keeps_batch)
     return Starter(text=text, notes=notes, target=_OF_A_COMMAND)
 
@@ -174,6 +182,14 @@ def _find_leaf(leaves: Sequence[Leaf], placeholder: str) -> Leaf | None:
         if named:
             return min(named, key=lambda leaf: (bool(OF_EVALUATION.search(leaf.override)), len(leaf.path)))
     return None
+
+
+def _find_own_folder(leaves: Sequence[Leaf]) -> Leaf | None:
+    """Return the output folder that a tree has beside Hydra's own, and does not make of that."""
+    plain = [one for one in leaves if one.value in (None, "") or (isinstance(one.value, str) and "$" not in one.value)]
+    ranks = [(rank(str(one.path[-1]), "output_dir"), len(one.path), one) for one in plain]
+    known = [(found, depth, one) for found, depth, one in ranks if found is not None and found < FAR]
+    return min(known, key=lambda own: own[:2])[2] if known else None
 
 
 def _find_hydra_script(path: Path) -> tuple[Path | None, list[str]]:
@@ -228,7 +244,9 @@ def from_help(words: Sequence[str], text: str, *, script: Path | None = None) ->
 
 
 def _of_call(start: Sequence[str], call: Call, notes: Sequence[str], *, target: Path) -> Starter:
-    told = [f"{one.spelt} takes {{{name}}}{one.told_default}" for name, one in call.chosen.items()]
+    told = [
+        f"{one.spelt} takes {fill(name, one.name, one.default)}{one.told_default}" for name, one in call.chosen.items()
+    ]
     if call.doubtful:
         left_out = ", ".join(one.spelt for one in call.doubtful[:_MOST_NAMED])
         told.append(f"left out, as they have no default: {left_out}; add what your training needs to the command")
@@ -288,11 +306,17 @@ def _placeholders_in(words: Iterable[str]) -> set[str]:
 def _with_placeholders(words: list[str]) -> list[str]:
     found = _placeholders_in(words)
     for placeholder, names in NAMES.items():
-        place = None if placeholder in found else _find_value(words, names)
+        place = None if placeholder in found else _find_value(words, names) or _find_written_file(words, placeholder)
         if place is not None:
             index, head = place
-            words[index] = f"{head}{{{placeholder}}}"
+            option, value = head.rstrip("=") or words[index - 1], words[index].removeprefix(head)
+            words[index] = f"{head}{fill(placeholder, option, value)}"
     return words
+
+
+def _find_written_file(words: Sequence[str], placeholder: str) -> tuple[int, str] | None:
+    place = _find_value(words, WRITTEN_FILES) if placeholder == "output_dir" else None
+    return place if place and PurePath(words[place[0]]).suffix[1:].isalpha() else None
 
 
 def _find_value(words: Sequence[str], names: Iterable[str]) -> tuple[int, str] | None:

@@ -2,18 +2,31 @@
 
 from bexplore.config.training_script.calls import add_to_words, call_by_help, call_of, start_words, unset_variables
 from bexplore.config.training_script.notebook import command_of_notebook
-from bexplore.config.training_script.parameters import NAMES, OF_EVALUATION, Call, spell
+from bexplore.config.training_script.parameters import (
+    FAR,
+    NAMES,
+    OF_EVALUATION,
+    WRITTEN_FILES,
+    Call,
+    fill,
+    rank,
+    spell,
+)
 from bexplore.config.training_script.source import Program
 
 __all__ = [
+    "FAR",
     "NAMES",
     "OF_EVALUATION",
+    "WRITTEN_FILES",
     "Call",
     "Program",
     "add_to_words",
     "call_by_help",
     "call_of",
     "command_of_notebook",
+    "fill",
+    "rank",
     "spell",
     "start_words",
     "unset_variables",

@@ -28,6 +28,7 @@ from bexplore.config.training_script.parameters import (
     Parameter,
     chains,
     choose,
+    fill,
     find_chains,
     is_of_training,
     make_call,
@@ -115,7 +116,7 @@ def add_to_words(words: Sequence[str], script_index: int, program: Program, take
             continue
         # An option of the program stands before its command, one of the command behind.
         index = behind if len(chain) > 1 and parameter in chain[0][1].parameters else len(words)
-        words[index:index] = parameter.words(f"{{{placeholder}}}")
+        words[index:index] = parameter.words(fill(placeholder, parameter.name, parameter.default))
     return words
 
 
@@ -125,6 +126,7 @@ def _read_interfaces(program: Program) -> list[Interface]:
     flat = [one for one in found if one.style in ("argparse", fields.DATACLASSES) and not one.commands]
     for other in flat[1:]:
         flat[0].parameters += other.parameters
+        flat[0].switches += other.switches
         found.remove(other)
     return found
 
@@ -310,9 +312,6 @@ def _is_fit_of_loaders(call: ast.Call) -> bool:
 
 def unset_variables(program: Program) -> list[str]:
     """Return the variables that a program needs and that are not set here; a launcher sets those of ranks."""
-    needed = [one.name for one in places.read_variables(program) if one.is_required]
-    return [
-        name
-        for name in needed
-        if name not in os.environ and not _OF_LAUNCHERS.match(name) and all(rank(name, one) is None for one in NAMES)
-    ]
+    needed = [one for one in places.read_variables(program) if one.is_required and one.name not in os.environ]
+    own = [one for one in needed if not _OF_LAUNCHERS.match(one.name)]
+    return [one.name for one in own if all(rank(name, place) is None for name in one.names for place in NAMES)]

@@ -54,15 +54,18 @@ def _read_option(call: Node, *, is_click: bool, is_positional: bool | None = Non
 class _Parser:
     words: list[str] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
+    switches: list[str] = field(default_factory=list)
     commands: list[_Parser] = field(default_factory=list)
     parents: list[_Parser] = field(default_factory=list)
 
     def interface(self) -> Interface:
         commands = {word: one.interface() for one in self.commands for word in one.words}
-        return Interface("argparse", self.own_parameters(), commands)
+        above = self.with_parents()
+        switches = [switch for one in above for switch in one.switches]
+        return Interface("argparse", [own for one in above for own in one.parameters], commands, switches=switches)
 
-    def own_parameters(self) -> list[Parameter]:
-        return [*(one for parent in self.parents for one in parent.own_parameters()), *self.parameters]
+    def with_parents(self) -> list[_Parser]:
+        return [*(one for parent in self.parents for one in parent.with_parents()), self]
 
 
 class _Argparse:
@@ -89,6 +92,9 @@ class _Argparse:
             self._find(call)
         elif method.method in ("add_argument", "add"):
             parameter = _read_option(call, is_click=False)
+            if call.keyword("action").value == "store_true":
+                for parser in self._find(method.owner) or [self.loose]:
+                    parser.switches += texts(call.arguments)
             if parameter is not None and (parameter.head or method.method == "add_argument"):  # a set has `add`, too
                 for parser in self._find(method.owner) or [self.loose]:
                     parser.parameters.append(parameter)

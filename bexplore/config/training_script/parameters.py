@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -75,6 +75,18 @@ _OF_INPUT = re.compile(r"(?<![a-z])(?:data|datasets?|corpus|train|root|model|arc
 _OF_LATER = re.compile(
     r"resume|restore|load|pretrained|checkpoint|ckpt|weights|cache|output|save|\b(?:hub|distill|size|rank|steps|iters|num)\b"
 )
+# Words in the name of a folder that a training writes, the nearest first, and of a place: `model_save_dir`.
+_WRITTEN = (
+    *("outputs", "output", "out", "results", "result", "save", "saved"),
+    *("checkpoints", "experiment", "exp", "logs"),
+)
+_PLACES = {"dir", "directory", "folder", "path", "root"}
+# Options of a file that a training writes. Source: PyTorch's examples (`--save model.pt`).
+WRITTEN_FILES = (
+    *("save", "savepath", "savefile", "savemodel", "savemodelpath", "modelsavepath"),
+    *("output", "outputpath", "outputfile", "out", "outfile", "outf"),
+)
+_ENABLES = re.compile(r"^(?:use|with|enable|do)(?=.)")  # before what a switch switches on
 # Folders that a training reads, of which a help text may say what wrote there; and names of runs below a folder of the
 # program's own, of which it says where their results lie.
 _OF_NO_FOLDER = re.compile(r"\b(?:data|datasets?|corpus)\b|name$|\b(?:id|tag|suffix)$")
@@ -91,7 +103,13 @@ class Parameter:
     is_unset: bool = False  # whether it has no value without one, and is not required
     choices: tuple[str, ...] = ()  # values that it takes; empty where any
     is_variable: bool = False  # whether it is a variable of the environment
+    given_to: str = ""  # the name or argument that the program gives a variable's value to; empty where it has none
     help_text: str = ""  # what the program says of it; empty where it says nothing
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What says what it is; of a variable also what its value is given to, where that is more than a letter."""
+        return (self.name, self.head.rstrip("="), *([self.given_to] if len(self.given_to) > 1 else []))
 
     @property
     def is_positional(self) -> bool:
@@ -130,6 +148,8 @@ class Interface:
     commands: dict[str, Interface] = field(default_factory=dict)
     # Whether it also runs without one of its commands.
     runs_alone: bool = False
+    # Its flags without a value that are off by default.
+    switches: list[str] = field(default_factory=list)
 
 
 Chain = list[tuple[str, Interface]]  # of commands: the program itself as "", then a command, then a command of that
@@ -161,6 +181,11 @@ def rank(name: str, placeholder: str) -> int | None:
             return known.index(spelt)
     if _OF_OTHERS.intersection(re.split(r"[-_.]+", name.lower())):
         return None
+    if placeholder == "output_dir":
+        words = re.split(r"[-_.]+", name.lower().lstrip("-"))
+        written = [index for index, one in enumerate(_WRITTEN) if one in words and not _PLACES.isdisjoint(words)]
+        is_other = _OF_NO_FOLDER.search(" ".join(words)) or _HELP_OF_OTHERS.search(" ".join(words))
+        return FAR + min(written) if written and not is_other else None
     ends = [index for index, one in enumerate(known) if len(one) > len("batch") and spell(name).endswith(one)]
     return FAR + min(ends) if ends and placeholder == "micro_batch_size" else None
 
@@ -175,7 +200,9 @@ def chains(interface: Interface, name: str = "") -> Iterator[Chain]:
 
 def choose(chain: Chain, variables: Sequence[Parameter] = ()) -> dict[str, Parameter]:
     """Return the parameter of a call for each placeholder that has one; a variable where no option does."""
-    own = [parameter for _, interface in reversed(chain) for parameter in interface.parameters]
+    switches = {_ENABLES.sub("", spell(name)) for _, interface in chain for name in interface.switches}
+    parameters = (parameter for _, interface in reversed(chain) for parameter in interface.parameters)
+    own = [one for one in parameters if not _is_switched_off(one, switches)]
     chosen = {}
     for placeholder in NAMES:
         near = _nearest(own, placeholder) or _nearest(variables, placeholder)
@@ -185,11 +212,32 @@ def choose(chain: Chain, variables: Sequence[Parameter] = ()) -> dict[str, Param
 
 
 def _nearest(parameters: Sequence[Parameter], placeholder: str) -> Parameter | None:
-    named = [(name, one) for one in parameters for name in (one.name, one.head.rstrip("=")) if _fits(one, placeholder)]
+    named = [(name, one) for one in parameters for name in one.names if _fits(one, placeholder)]
     ranks = [(rank(name, placeholder), one) for name, one in named]
     known = [(found, one) for found, one in ranks if found is not None]
     known = known or [(FARTHEST, one) for _, one in named if _is_told(one, placeholder)]
+    if placeholder == "output_dir" and not known:
+        known = [(0, one) for one in parameters if is_written_file(one.name, one.default)]
     return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def _is_switched_off(parameter: Parameter, switches: Collection[str]) -> bool:
+    """Return whether a size is of a part that is off by default: `--gail-batch-size` beside the switch `--gail`."""
+    is_far = (rank(parameter.name, "micro_batch_size") or 0) >= FAR
+    return is_far and any(len(one) > 2 and spell(parameter.name).startswith(one) for one in switches)
+
+
+def is_written_file(option: str, value: Any) -> bool:
+    """Return whether an option takes the name of a file that a training writes, as of `--save model.pt`."""
+    is_file = isinstance(value, str) and PurePath(value).suffix[1:].isalpha()
+    return is_file and spell(option.rpartition(".")[2]) in WRITTEN_FILES
+
+
+def fill(placeholder: str, option: str, value: Any) -> str:
+    """Return what an option takes for a placeholder: the name of a file in the output folder where it has one."""
+    if placeholder == "output_dir" and is_written_file(option, value):
+        return f"{{output_dir}}/{PurePath(value).name}"
+    return f"{{{placeholder}}}"
 
 
 def _is_told(parameter: Parameter, placeholder: str) -> bool:
@@ -211,7 +259,7 @@ def _fits(parameter: Parameter, placeholder: str) -> bool:
         if isinstance(default, int) and default < least:
             return False  # the program computes it
         return OF_EVALUATION.search(parameter.name.lower().replace("_", " ")) is None
-    # `out` may be a file: model.pt
+    # A file, such as model.pt, is taken where there is no folder.
     return default is None or (isinstance(default, str) and not PurePath(default).suffix[1:].isalpha())
 
 
@@ -238,7 +286,7 @@ def make_call(chain: Chain, variables: Sequence[Parameter] = (), *, config: Para
     """Return a call with a placeholder at each parameter that takes one, and a word at each that must have one."""
     call = Call(chosen=choose(chain, variables))
     call.chosen.update({"config": config} if config is not None else {})
-    values = {parameter: f"{{{placeholder}}}" for placeholder, parameter in call.chosen.items()}
+    values = {one: fill(placeholder, one.name, one.default) for placeholder, one in call.chosen.items()}
     for word, interface in chain:
         call.words += [word] if word else []
         for parameter in _given(interface, values):

@@ -141,7 +141,14 @@ def read_variable(node: Node) -> Iterator[Parameter]:
         return
     is_handed = name.is_a(ast.Name) and name.node.id not in name.module.values
     for text in texts([one for one in name.given() if one.is_a(ast.expr)] if is_handed else [name]):
-        yield Parameter(name=text, head="", is_required=is_required, default=default.scalar, is_variable=True)
+        yield Parameter(
+            name=text,
+            head="",
+            is_required=is_required,
+            default=default.scalar,
+            is_variable=True,
+            given_to=_name_value(node),
+        )
 
 
 def _is_environment(expr: Node) -> bool:

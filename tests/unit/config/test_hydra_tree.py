@@ -102,6 +102,21 @@ def test_a_tree_without_accumulated_passes_is_explored_above_its_own_size(tree):
     assert load_config(made.target).replica_batch_size is None
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("output_dir:", "output_dir={output_dir} hydra.run.dir={output_dir}"),
+        ("save_dir: runs/own", "save_dir={output_dir} hydra.run.dir={output_dir}"),
+        ("output_dir: ${hydra:runtime.output_dir}", "hydra.run.dir={output_dir}"),
+        ("save_dir: 4", "hydra.run.dir={output_dir}"),
+    ],
+)
+def test_a_tree_with_an_output_folder_of_its_own_gets_that_too(tree, line, words):
+    tree.write_text(f"{TREE['config']}{line}\n")
+
+    assert f"{{accumulation}} {words}\n" in starter.from_file(tree).text
+
+
 def test_another_primary_file_than_the_scripts_own_is_named_in_the_command(tree):
     Path("main.py").write_text(SCRIPT.format(name="other"))
     assert "python main.py --config-name=config data.batch_size=" in starter.from_file(tree).text

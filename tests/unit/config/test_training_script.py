@@ -499,6 +499,20 @@ def test_a_variable_is_found_however_it_is_read(tmp_path, script):
     assert '    BATCH_SIZE: "{micro_batch_size}"\n' in starter.from_script(path).text
 
 
+def test_a_variable_is_known_by_what_its_value_is_given_to(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import os\nfrom composer import Trainer\nb = os.environ['SEED']\nbatch_size = 256\n"
+        "Trainer(device_train_microbatch_size=int(os.environ['MB']), save_folder=os.environ.get('DIR', 'x'))\n"
+    )
+
+    made = starter.from_script(path)
+
+    assert '  env:\n    MB: "{micro_batch_size}"\n    DIR: "{output_dir}"\n' in made.text
+    assert "SEED is to be set in the environment, as for a training" in made.notes
+    assert not any("MB is to be set" in note for note in made.notes)
+
+
 def test_a_variable_that_is_read_only_where_it_is_set_is_not_asked_for(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(
@@ -766,3 +780,70 @@ def test_what_is_no_notebook_is_one_error(tmp_path, text):
 )
 def test_a_batch_that_no_pass_takes_is_no_micro_batch(name, is_size):
     assert (rank(name, "micro_batch_size") is not None) == is_size
+
+
+@pytest.mark.parametrize(
+    ("name", "is_folder"),
+    [
+        ("--path_for_outputs", True),
+        ("--model-save-dir", True),
+        ("train.results_root", True),
+        ("--tensorboard_logs_dir", True),
+        ("--path_for_training_data", False),
+        ("--save_data_dir", False),
+        ("--pretrained_output_path", False),
+        ("--checkpoint_path", False),
+        ("--save_every", False),
+    ],
+)
+def test_a_folder_that_is_written_is_known_by_its_words(name, is_folder):
+    assert (rank(name, "output_dir") is not None) == is_folder
+
+
+PARSER = "import argparse\np = argparse.ArgumentParser()\n"
+
+
+def test_a_size_of_what_a_switch_turns_on_is_not_taken(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"{PARSER}p.add_argument('--gail', action='store_true')\np.add_argument('--gail-batch-size', default=128)\n"
+    )
+
+    with pytest.raises(UserInputError, match=r"no option of .* is a micro-batch size: it takes --gail-batch-size"):
+        starter.from_script(path)
+
+    path.write_text(f"{PARSER}p.add_argument('--net', action='store_true')\np.add_argument('--unet-batch-size')\n")
+    assert words_of(path) == "--unet-batch-size {micro_batch_size}"
+
+
+SAVES = f"{PARSER}p.add_argument('--batch_size', default=20)\np.add_argument('--save', default='model.pt')\n"
+
+
+def test_a_file_that_is_written_lies_in_the_output_folder(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SAVES)
+
+    made = starter.from_script(path)
+    assert words_of(path) == "--batch_size {micro_batch_size} --save {output_dir}/model.pt"
+    assert "--save takes {output_dir}/model.pt in place of model.pt" in made.notes
+    assert not any("no output folder" in note for note in made.notes)
+
+    path.write_text(SAVES + "p.add_argument('--log_dir')\n")  # a folder is nearer
+    assert words_of(path) == "--batch_size {micro_batch_size} --log_dir {output_dir}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "filled"),
+    [
+        ("--save my/best.pt", "--save {output_dir}/best.pt"),
+        ("--out=my/best.pt", "--out={output_dir}/best.pt"),
+        ("--out my/folder", "--out {output_dir}"),
+        ("", "--save {output_dir}/model.pt"),
+    ],
+)
+def test_a_typed_file_that_is_written_keeps_its_name(tmp_path, monkeypatch, typed, filled):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SAVES)
+    words = ["python", "train.py", "--batch_size", "8", *typed.split()]
+
+    assert f"python train.py --batch_size {{micro_batch_size}} {filled}\n" in starter.from_command(words).text
