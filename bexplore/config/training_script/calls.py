@@ -200,6 +200,15 @@ def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Seq
             hint=_tell_edit(fixed, interfaces, start, f"--env {VARIABLE}={_PLACEHOLDER} ") + _further_way(program),
         )
     _refuse_with_settings_file(program, start, interfaces)
+    flag = declared.find_config_flag(program)
+    if flag:
+        call = make_call(next(chains(interfaces[0]))) if interfaces else Call()
+        words = [*start, f"--{flag}=CONFIG.py", *call.words, f"--{flag}.KEY={_PLACEHOLDER}"]
+        raise UserInputError(
+            f"no option of {path} is a micro-batch size; --{flag} names a file of Python, and an option its keys",
+            hint="write yours for CONFIG.py, for KEY the size in it (training.batch_size), and what else it needs:\n"
+            f"bexplore init -- {quote_words(words)}",
+        )
     lightning = next((one for one in interfaces if one.style == fields.LIGHTNING_CLI), None)
     if lightning is not None:
         words = [

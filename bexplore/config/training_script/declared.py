@@ -188,6 +188,12 @@ def read_absl(program: Program) -> Iterator[Interface]:
         yield Interface("absl", [replace(one, is_required=one.is_required or one.name in required) for one in known])
 
 
+def find_config_flag(program: Program) -> str:
+    """Return the flag that names a file of ml_collections; empty for none."""
+    flags = (call.argument(0) or call.keyword("name") for call in program.calls if call.last == "DEFINE_config_file")
+    return next((flag.text for flag in flags if flag.text), "")
+
+
 # Functions that a decorator makes a command: click, typer, cyclopts
 
 

@@ -10,7 +10,7 @@ from bexplore.config.training_script.parameters import Interface, Parameter
 _OPTION = re.compile(r"^[\s│|*]*(?:-\w(?:[ =]\S+)?\s*,\s*)?(?P<head>--[A-Za-z][\w.-]*)(?P<rest>.*)$")
 _SHORT = re.compile(r"^[\s│|*]*(?P<head>-\w)\s+(?P<rest>[A-Z].*)$")
 _SPELLING = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
-_DEFAULT = re.compile(r"[(\[]default:? ?'?(?P<value>[^'\])]+)'?[)\]]")
+_DEFAULT = re.compile(r"[(\[]default ?[:=]? ?'?(?P<value>[^'\])]+)'?[)\]]")
 _REQUIRED = re.compile(r"[(\[]required[)\]]")
 _COMMANDS = re.compile(r"^(?:[╭─ ]*Commands\b|commands:)", re.IGNORECASE)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

@@ -59,7 +59,7 @@ class ProgramPart:
     def _own_program(self, ratio: float, view: View) -> Row:
         times = f"{ratio:.2f}x" if ratio >= 0.1 else f"{ratio:.1g}x"  # a busy machine can make it 0.004
         if view.is_of_command:
-            beside = "of its speed in a start with other sizes"
+            beside = "of its speed in the search"
             if abs(math.log(ratio)) > STARTS_APART:
                 beside += f"; two starts on a quiet machine are rarely more than {STARTS_APART:.0%} apart"
             return Row("own start", f"run in a start of its own, as your training will: {times} {beside}")
@@ -71,7 +71,7 @@ class ProgramPart:
 
 
 def _compare_starts(facts: Facts) -> float | None:
-    """Return the measured speed of the recommended size in starts of its own over that in starts with other sizes."""
+    """Return the measured speed of the recommended size as its training runs it over that in the search."""
     size = None if facts.best is None else facts.best.micro_batch_size
     speeds: dict[bool, list[float]] = {True: [], False: []}
     for one in facts.observations:

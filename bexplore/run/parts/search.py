@@ -136,12 +136,14 @@ class SearchPart:
     def failed_rows(self) -> Iterator[Row]:
         """Yield the failures; a size that is too big is none."""
         failures = [item for item in self.failures if item.outcome != Outcome.OUT_OF_MEMORY]
-        told = next((item for item in failures if item.traceback_text), None)
+        told: list[list[str]] = []  # frames that are on the screen: one bug may raise several texts
         for item in failures[:MAX_FAILURES]:
             sizes = ", ".join(map(str, item.micro_batch_sizes))
             yield Row("failed", f"{sizes}: {item.outcome.replace('_', ' ')}: {item.reason}")
-            for line in _users_lines(item.traceback_text, item.reason) if item is told else ():
-                yield Row("failed", line)
+            lines = _users_lines(item.traceback_text, item.reason)
+            if lines not in told:
+                told.append(lines)
+                yield from (Row("failed", line) for line in lines)
         hidden = len(failures) - MAX_FAILURES
         if hidden > 0:
             yield Row("failed", f"and {counted(hidden, 'more reason')} in the run log")

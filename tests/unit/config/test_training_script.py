@@ -669,6 +669,11 @@ HELPS = {
         "  -b BATCH_SIZE, --batch_size BATCH_SIZE\n  -o OUTPUT_PATH, --output_path OUTPUT_PATH\n",
         f"--data DATA --vocab_path VOCAB_PATH --batch_size {MBS} --output_path {OUT}",
     ),
+    "argparse, defaults behind a sign": (
+        "usage: train.py [-h] [--bs BS] [--out OUT]\n\noptions:\n"
+        "  --bs BS    samples (default=256)\n  --out OUT  folder (default = runs)\n",
+        f"--bs {MBS} --out {OUT}",
+    ),
     "click": (
         "Usage: train.py [OPTIONS] DATA\n\nOptions:\n  --steps INTEGER       [required]\n"
         "  -b, --batch INTEGER   samples  [default: 4]\n  --help                Show this message and exit.\n",
@@ -798,6 +803,20 @@ def test_a_batch_that_no_pass_takes_is_no_micro_batch(name, is_size):
 )
 def test_a_folder_that_is_written_is_known_by_its_words(name, is_folder):
     assert (rank(name, "output_dir") is not None) == is_folder
+
+
+def test_a_file_of_ml_collections_has_its_size_as_an_option_of_its_own(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "from absl import flags\nfrom ml_collections import config_flags\n"
+        "flags.DEFINE_string('workdir', None, 'folder')\nconfig_flags.DEFINE_config_file('config', None)\n"
+        "flags.mark_flags_as_required(['workdir', 'config'])\n"
+    )
+
+    with pytest.raises(UserInputError, match=r"--config names a file of Python, and an option its keys") as raised:
+        starter.from_script(path)
+
+    assert raised.value.hint.endswith(f"--config=CONFIG.py --workdir={OUT} --config.KEY={MBS}")
 
 
 PARSER = "import argparse\np = argparse.ArgumentParser()\n"

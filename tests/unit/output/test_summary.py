@@ -177,8 +177,7 @@ def test_the_answers_own_process_is_told_by_what_the_training_runs():
     )
     start = words(result(exact_over_shared=0.98, compilation="exact", num_replicas=2))
     assert (
-        "  own start        run in a start of its own, as your training will: 0.98x of its speed in a start with other"
-        in start
+        "  own start        run in a start of its own, as your training will: 0.98x of its speed in the search" in start
     )
     assert "compiled  " not in start
     assert "process   " not in compiled

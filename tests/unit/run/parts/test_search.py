@@ -130,6 +130,32 @@ def test_a_traceback_stands_below_the_failure_whose_it_is_and_ends_with_its_last
     assert "^" not in "".join(rows)
 
 
+def test_each_bug_shows_its_own_traceback_and_one_bug_shows_it_once():
+    head = 'Traceback (most recent call last):\n  File "train.py", line '
+    texts = [f"{head}{line}, in step\n    run()\n{error}\n" for line, error in BUGS]
+    failures = [
+        observed(size, reason=error, traceback_text=text, outcome=Outcome.CRASHED, pass_times_s=())
+        for size, ((_, error), text) in enumerate(zip(BUGS, texts, strict=True), start=1)
+    ]
+
+    rows = [row.text.strip() for row in found(None, {(8, 0): 1.0}, observations=failures).failed_rows()]
+
+    assert rows == [
+        "1: crashed: ValueError: 1 sample",
+        "Traceback (most recent call last):",
+        'File "train.py", line 3, in step',
+        "run()",
+        "2: crashed: ValueError: 2 samples",
+        "3: crashed: KeyError: label",
+        "Traceback (most recent call last):",
+        'File "train.py", line 9, in step',
+        "run()",
+    ]
+
+
+BUGS = [(3, "ValueError: 1 sample"), (3, "ValueError: 2 samples"), (9, "KeyError: label")]
+
+
 FRAMES = "".join(f'  File "train.py", line {line}, in step_{line}\n    call_{line}()\n' for line in range(1, 8))
 
 
