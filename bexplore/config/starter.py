@@ -247,6 +247,7 @@ def _of_call(start: Sequence[str], call: Call, notes: Sequence[str], *, target: 
     told = [
         f"{one.spelt} takes {fill(name, one.name, one.default)}{one.told_default}" for name, one in call.chosen.items()
     ]
+    told += [f"{one.spelt} takes {{output_dir}}{one.told_default}" for one in call.further]
     if call.doubtful:
         left_out = ", ".join(one.spelt for one in call.doubtful[:_MOST_NAMED])
         told.append(f"left out, as they have no default: {left_out}; add what your training needs to the command")

@@ -30,6 +30,7 @@ from bexplore.config.training_script.parameters import (
     choose,
     fill,
     find_chains,
+    find_written_folders,
     is_of_training,
     make_call,
     rank,
@@ -108,11 +109,16 @@ def call_by_help(text: str, start: Sequence[str]) -> Call:
 
 
 def add_to_words(words: Sequence[str], script_index: int, program: Program, taken: set[str]) -> list[str]:
-    """Return the words of a typed command with the size and the output folder that they leave out."""
+    """Return the words of a typed command with the size and the output folders that they leave out."""
     words, behind = list(words), script_index + 1
     chain = _chain_typed(_read_interfaces(program), words[behind:])
-    for placeholder, parameter in choose(chain).items():
-        if placeholder in taken or placeholder == "accumulation" or parameter.is_positional:
+    left_out = {one: name for name, one in choose(chain).items() if name not in taken and name != "accumulation"}
+    if "output_dir" in taken or "output_dir" in left_out.values():
+        typed = {word.partition("=")[0] for word in words}
+        further = (one for one in find_written_folders(chain) if one.head.rstrip("=") not in typed)
+        left_out = dict.fromkeys(further, "output_dir") | left_out
+    for parameter, placeholder in left_out.items():
+        if parameter.is_positional:
             continue
         # An option of the program stands before its command, one of the command behind.
         index = behind if len(chain) > 1 and parameter in chain[0][1].parameters else len(words)

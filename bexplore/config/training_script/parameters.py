@@ -162,6 +162,7 @@ class Call:
     words: list[str] = field(default_factory=list)  # with placeholders
     variables: dict[str, str] = field(default_factory=dict)  # of the environment, with placeholders
     chosen: dict[str, Parameter] = field(default_factory=dict)  # placeholder -> the parameter that takes it
+    further: list[Parameter] = field(default_factory=list)  # output folders beside the chosen one, which take it too
     # Parameters whose value only the user knows; the words have a stand-in for each.
     missing: list[Parameter] = field(default_factory=list)
     # Options that are left out and have no default, though few trainings do without what their names say.
@@ -233,6 +234,13 @@ def is_written_file(option: str, value: Any) -> bool:
     return is_file and spell(option.rpartition(".")[2]) in WRITTEN_FILES
 
 
+def find_written_folders(chain: Chain) -> list[Parameter]:
+    """Return the options of a call that are output folders with a default: a training may write to several."""
+    parameters = [one for _, interface in chain for one in interface.parameters if isinstance(one.default, str)]
+    named = [one for one in parameters if rank(one.name, "output_dir") is not None and _fits(one, "output_dir")]
+    return [one for one in named if one.default and (spell(one.name).endswith(tuple(_PLACES)) or "/" in one.default)]
+
+
 def fill(placeholder: str, option: str, value: Any) -> str:
     """Return what an option takes for a placeholder: the name of a file in the output folder where it has one."""
     if placeholder == "output_dir" and is_written_file(option, value):
@@ -287,6 +295,9 @@ def make_call(chain: Chain, variables: Sequence[Parameter] = (), *, config: Para
     call = Call(chosen=choose(chain, variables))
     call.chosen.update({"config": config} if config is not None else {})
     values = {one: fill(placeholder, one.name, one.default) for placeholder, one in call.chosen.items()}
+    if "output_dir" in call.chosen:
+        call.further = [one for one in find_written_folders(chain) if one not in values]
+        values.update(dict.fromkeys(call.further, "{output_dir}"))
     for word, interface in chain:
         call.words += [word] if word else []
         for parameter in _given(interface, values):

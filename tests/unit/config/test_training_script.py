@@ -820,6 +820,23 @@ def test_a_file_of_ml_collections_has_its_size_as_an_option_of_its_own(tmp_path)
 
 
 PARSER = "import argparse\np = argparse.ArgumentParser()\n"
+FOLDERS = (
+    "p.add_argument('--bs', type=int, default=8)\np.add_argument('--log-dir', default='/tmp/gym/')\n"
+    "p.add_argument('--save-dir', default='models')\np.add_argument('--load-dir', default='models')\n"
+    "p.add_argument('--exp-dir')\np.add_argument('--save-format', default='csv')\n"
+)
+
+
+def test_each_folder_that_a_training_writes_by_default_is_that_of_its_start(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(PARSER + FOLDERS)
+
+    made = starter.from_script(path)
+    typed = starter.from_command(["python", str(path), "--bs", "8", "--log-dir=/data/logs"])
+
+    assert f"--bs {MBS} --log-dir {OUT} --save-dir {OUT}\n" in made.text
+    assert "--save-dir takes {output_dir} in place of models" in made.notes
+    assert f"--bs {MBS} --log-dir={OUT} --save-dir {OUT}\n" in typed.text
 
 
 def test_a_size_of_what_a_switch_turns_on_is_not_taken(tmp_path):
