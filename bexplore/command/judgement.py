@@ -676,6 +676,7 @@ def _describe_details(reports: Reports, timing: StepTiming, num_replicas: int, m
         "num_ranks": len(reports.ranks),
         "num_replicas": num_replicas,
         "step_time_s": timing.step_time_s,
+        "num_timed_steps": len(timing.step_times_s),
         "tokens_per_sample": timing.tokens_per_sample,
         "micro_batches_per_step": timing.micro_batches_per_step,
         "passes_per_step": timing.passes_per_step,

@@ -174,10 +174,13 @@ def probe_sentence(event: ProbeFinished) -> str:
         seconds = format_seconds(observation.pass_time_s)
         speed = format_rate(observation.samples_per_s)
         return f"{head}: estimated {speed} samples/s, pass {seconds} ({shares}), {memory}, {tail}"
+    of_each = " of each replica" if observation.details.get("num_replicas", 1) > 1 else ""
+    num_steps = observation.details.get("num_timed_steps")
+    timed = counted(num_steps, "step") if num_steps else str(len(observation.pass_times_s))
     return (
-        f"{head}: measured {format_rate(observation.samples_per_s)} samples/s, "
+        f"{head}: measured {format_rate(observation.samples_per_s)} samples/s{of_each}, "
         f"pass {format_seconds(observation.pass_time_s)} "
-        f"({len(observation.pass_times_s)} timed){_words_beside(observation)}, {memory}{compiled}, {tail}"
+        f"({timed} timed){_words_beside(observation)}, {memory}{compiled}, {tail}"
     )
 
 

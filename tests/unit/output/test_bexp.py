@@ -76,6 +76,16 @@ def test_one_round_is_reported_as_one():
     assert "in 1 round each" in probe_sentence(loop.ProbeFinished(observation=observation))
 
 
+@pytest.mark.parametrize(("num_replicas", "of_each"), [(1, ""), (4, " of each replica")])
+def test_a_start_of_a_command_tells_its_timed_steps_and_whose_speed_it_is(num_replicas, of_each):
+    details = {"num_timed_steps": 76, "num_replicas": num_replicas}
+    observation = observed(8, pass_times_s=(0.1,) * 5, details=details)
+
+    sentence = probe_sentence(loop.ProbeFinished(observation=observation))
+
+    assert f"measured 80 samples/s{of_each}, pass 100 ms (76 steps timed)" in sentence
+
+
 def test_interleaved_sizes_are_told_to_people_and_scripts():
     rounds = {8: (0.4, 0.44), 4: (0.25, 0.275)}
     asked = Probe(number=3, micro_batch_size=8, interleaved_with=(4,))
