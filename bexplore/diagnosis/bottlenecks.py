@@ -326,7 +326,8 @@ def _find_slow_reading(evidence: JobEvidence) -> Values | None:
     share, num_workers = evidence.share_of_reading, evidence.details.get("num_loader_workers", 0)
     if share < LARGE_READING:
         return None
-    step_s = evidence.details["step_time_s"]
+    pass_s, update_s = evidence.pass_and_update_s
+    step_s = evidence.details["micro_batches_per_step"] * pass_s + update_s
     return {
         "share_of_reading": share,
         "num_loader_workers": num_workers,

@@ -190,7 +190,7 @@ def test_a_loader_slower_than_the_step_is_the_limit():
 
 def command_that_reads(share: float, num_workers: int = 0) -> tuple[Bottleneck, ...]:
     """Return the limits of a training whose larger sizes gain nothing, and a step of which reads batches so long."""
-    details = {"share_of_reading": share, "num_loader_workers": num_workers, "step_time_s": 0.2}
+    details = {"share_of_reading": share, "num_loader_workers": num_workers, "micro_batches_per_step": 1.0}
     measured = [dataclasses.replace(item, details=details) for item in sweep({1: 0.1, 2: 0.2})]
     return found_in(JOB, measured, micro_batch_size=2, device_info=CPU, is_of_command=True)
 
