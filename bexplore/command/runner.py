@@ -127,6 +127,15 @@ class CommandRunner:
             KeyboardInterrupt: The exploration was interrupted; nothing of the start is left.
         """
         self._stopwatch = Stopwatch()
+        observation = self._run_probe(probe)
+        if self._serves_another():
+            return observation
+        return replace(observation, details=observation.details | {"start_ended": True})
+
+    def _serves_another(self) -> bool:
+        return self._held is not None and len(self._held.served) < self.settings.sizes_per_start
+
+    def _run_probe(self, probe: Probe) -> Observation:
         accumulation = PROBING_ACCUMULATION if self.command.sets_accumulation else None
         is_first = probe.purpose is Purpose.BASE and not self._learned.passes_per_step
         if self.shares_starts and accumulation is None and is_first:
@@ -276,7 +285,7 @@ class CommandRunner:
     def _go_on_with_held(self, probe: Probe, accumulation: int | None) -> OpenStart | None:
         """Let the start that waits go on with a probe; end it and return None where it cannot."""
         held, size = self._held, probe.micro_batch_size
-        if held is None or len(held.served) >= self.settings.sizes_per_start or not held.can_serve(size, accumulation):
+        if held is None or not self._serves_another() or not held.can_serve(size, accumulation):
             self.close()
             return None
         folder, num_steps = self._choose_folder(probe), self._learned.count_steps(size)

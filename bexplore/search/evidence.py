@@ -59,6 +59,7 @@ class Evidence:
     elapsed_s: float = 0.0  # seconds of the whole probe
     max_samples: int | None = None  # as in `Observation`
     variant: int = 0  # which variant of the job ran
+    start_ended: bool = False  # whether its start of a command serves no other size
     ended_by: str = ""  # the signal that ended its process, where nothing shows that memory was short; empty for none
 
     @property
@@ -130,6 +131,7 @@ class Evidence:
             elapsed_s=observation.elapsed_s,
             max_samples=observation.max_samples,
             variant=observation.probe.variant,
+            start_ended=observation.details.get("start_ended", False),
             ended_by=observation.details.get("ended_by", ""),
         )
 

@@ -141,6 +141,8 @@ class Costs:
 def _left_a_worker(evidence: Sequence[Evidence]) -> bool:
     """Return whether the last probe's process lives on, as after an out-of-memory above every size that ran."""
     *earlier, last = evidence
+    if last.start_ended:
+        return False
     largest = max((item.micro_batch_size for item in earlier if item.is_measured), default=0)
     return last.is_measured or (last.outcome is Outcome.OUT_OF_MEMORY and last.micro_batch_size > largest > 0)
 

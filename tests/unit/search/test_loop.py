@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bexplore.errors import EngineError, NothingFitsError, UserProgramError
+from bexplore.host.records import from_record, to_record
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.search import loop
 from bexplore.search.evidence import Evidence
@@ -454,6 +455,19 @@ def test_after_a_refusal_the_searchs_program_is_warm_below_what_ran():
 
     assert warm_after(40) is Compilation.SHARED
     assert warm_after(16) is None
+
+
+def test_after_a_start_that_serves_no_other_size_the_next_costs_one():
+    ran = measured(1, 1000.0, compilation=Compilation.SHARED, start_time_s=60.0, elapsed_s=61.0)
+    served = dataclasses.replace(ran, start_ended=True)
+
+    each_s = [
+        float(Costs.learnt([one], EXACT).estimate_s(0.01, compilation=Compilation.SHARED, fresh_worker=False))
+        for one in (ran, served)
+    ]
+
+    assert each_s[0] < 60.0 < each_s[1]
+    assert from_record(Evidence, to_record(served)).start_ended
 
 
 def test_where_little_is_left_to_learn_most_probes_seem_worthless():
