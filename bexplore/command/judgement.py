@@ -509,6 +509,7 @@ class Judge:
                 *_note_read_ahead(reports, timing),
                 *_note_warmup(reports),
                 *_note_resumed(reports),
+                *_note_saved(reports),
             ),
             **_describe_times(blank, timing, opened, whole_steps=not self.command.sets_accumulation),
             **describe_memory(reports, needs_least=opened.needs_least),
@@ -613,6 +614,15 @@ def _note_resumed(reports: Reports) -> Iterator[str]:
             "a start resumed from a checkpoint that an earlier start had left: remove it before you train, or your "
             "training resumes from it, too; with {output_dir} where the command writes, each start has its own"
         )
+
+
+def _note_saved(reports: Reports) -> Iterator[str]:
+    """Yield what the training saved outside of the folder of its start, or was kept from writing over."""
+    where = "outside of {output_dir}: let the command write there, or consent: `writes_are_fine=True`"
+    for path in sorted({path for rank in reports.ranks for path in rank.record["kept_files"]}):
+        yield f"{path} was there before, and no start saves over it; the training does, {where}"
+    for path in sorted({path for rank in reports.ranks for path in rank.record["left_files"]}):
+        yield f"a start saved {path}, {where}"
 
 
 def refuse(finding: Finding, command: Command) -> UserProgramError:

@@ -76,6 +76,7 @@ class CommandRunner:
         self._left: tuple[str, ...] = ()  # of starts that have been ended since the last observation
         # Of the probe: begun anew after a suspension, whose hours no other probe costs
         self._stopwatch = Stopwatch()
+        self._began_at_s = self._stopwatch.started_at_s  # Unix time; what was there before is left as it was
 
     @property
     def num_replicas(self) -> int | None:
@@ -117,6 +118,7 @@ class CommandRunner:
     def learn(self, observation: Observation) -> None:
         """Take over what a probe of this command has shown, in an exploration that goes on."""
         self._learned.take_over(observation)
+        self._began_at_s = min(self._began_at_s, observation.started_at_s or self._began_at_s)
 
     def __call__(self, probe: Probe) -> Observation:
         """Run a probe; observe its steps.
@@ -346,6 +348,8 @@ class CommandRunner:
             "memory_step": MEMORY_STEP,
             "profile_memory": True,
             "memory_limit_bytes": self.settings.memory_limit_bytes,
+            "began_at_s": None if self.command.writes_are_fine else self._began_at_s,
+            "run_dir": str(self.settings.run_dir.resolve()),
             "park_s": watching.PARK_S,
             "life_limit_s": watching.LIFE_LIMIT_S,
         }

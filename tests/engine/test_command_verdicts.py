@@ -59,6 +59,19 @@ def runner_of(argv: tuple[str, ...], folder: Path, *, candidates=tuple(range(1, 
     return CommandRunner(command, CommandSettings(run_dir=folder / "run", sizes_per_start=8, candidates=candidates))
 
 
+def test_a_start_saves_over_no_file_that_was_there_before(tmp_path):
+    mine, made = tmp_path / "mine.pt", tmp_path / "made.pt"
+    mine.write_text("a model of days")
+    argv = (*program(tmp_path, step="torch.save(model, 'mine.pt'), torch.save(model, 'made.pt')"), "{output_dir}")
+    runner = CommandRunner(Command(argv=argv), CommandSettings(run_dir=tmp_path / "run"))
+
+    first, second = (runner(search_probe_of(size)) for size in (4, 8))
+
+    assert first.is_measured and second.is_measured
+    assert mine.read_text() == "a model of days" and made.stat().st_size > 100
+    assert [one for one in first.warnings if one.startswith(f"{mine} was there before, and no start saves over it")]
+
+
 def num_starts(folder: Path) -> int:
     return sum(1 for path in (folder / "run" / "probes").iterdir() if path.is_dir())
 

@@ -20,6 +20,8 @@ from tests.unit.command.builders import rank
 NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
 RECORD = {
     "is_resumed": False,
+    "kept_files": [],
+    "left_files": [],
     "optimizers": ["AdamW"],
     "compiler": None,
     "notes": [],

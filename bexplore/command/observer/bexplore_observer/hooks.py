@@ -165,12 +165,18 @@ def _watch_gradients(observer: Observer, kind: Any) -> None:
 
 
 def _watch_saving(observer: Observer) -> None:
-    """Note when the training writes a checkpoint: no step ends meanwhile, and processors may be idle."""
+    """Note when the training writes a checkpoint: no step ends meanwhile, and processors may be idle.
+
+    A file that was there before the exploration is not written over.
+    """
     torch = observer.torch
     inner = torch.save
 
     @functools.wraps(inner)
     def save(*args: Any, **kwargs: Any) -> Any:
+        if observer.files.keeps(args[1] if len(args) > 1 else kwargs.get("f"), observer.settings):
+            observer.exchange.num_signs += 1
+            return None
         began_s = clock()
         observer.num_saving += 1
         try:

@@ -58,6 +58,8 @@ def write_record(observer: Observer, outcome: str) -> None:
         batch_coupled=observer.find_batch_coupled(),
         parallel_devices=count_parallel_devices(torch),
         is_resumed=observer.is_resumed,
+        kept_files=observer.files.kept,
+        left_files=observer.files.left,
         accumulation_after_warmup=observer.accumulation_after_warmup,
         optimizers=sorted(observer.optimizer_names),
         memory=memory,

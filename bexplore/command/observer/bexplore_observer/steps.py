@@ -24,6 +24,7 @@ from .loaders import LoaderWatch
 from .memory import Device, HostMemoryLimit, MemoryStep, is_emulated, read_status_bytes
 from .models import ModelWatch, UnseenUpdates, find_batch_coupled
 from .reports import ErrorReport, find_place, read_rank, write_hello, write_record
+from .saved_files import SavedFiles
 from .warmups import find_accumulation_after_warmup
 
 LEVELS_OF_MODEL = 3  # of modules that are watched, a step each, until one is called
@@ -62,6 +63,7 @@ class Observer:
         self.memory, self.host_limit = MemoryStep(torch, self.device, self.note), HostMemoryLimit(torch)
         self.kernels = KernelLog(torch, self.note) if is_emulated() else None
         self.models = ModelWatch(self)
+        self.files = SavedFiles()
         self.use(settings)
         self.started_at_s = read_process_start_s()
         self.resident_at_attach_bytes = read_status_bytes("VmRSS")
