@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -83,7 +84,7 @@ def init(
     _write(target, made.text, force=force)
     for note in made.notes:
         click.echo(name_options(note))
-    click.echo(f"wrote {target}; next: bexplore explore {target} --dry-run")
+    click.echo(f"wrote {target}; next: bexplore explore {shlex.quote(str(target))} --dry-run")
 
 
 def _start(source: Path | None, command: Sequence[str], *, run_help: bool) -> starter.Starter:
@@ -111,7 +112,7 @@ def _example(name: str, output: Path | None, *, force: bool) -> None:
 
 
 def _next_of_example(target: Path) -> str:
-    return f"; next: bexplore explore {target} --dry-run" if target.suffix == ".yaml" else ""
+    return f"; next: bexplore explore {shlex.quote(str(target))} --dry-run" if target.suffix == ".yaml" else ""
 
 
 def _write(target: Path, text: str, *, force: bool) -> None:

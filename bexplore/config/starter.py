@@ -6,6 +6,7 @@ Of a script only the text is read: how it takes parameters, a size that it fixes
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -346,9 +347,8 @@ def from_script(path: Path) -> Starter:
     """Return a file for a training script or a notebook: of its Hydra configuration, or of how it takes parameters."""
     target = path.with_suffix(_SUFFIX)
     if path.suffix == ".ipynb":
-        return _of_words(
-            command_of_notebook(path), ["papermill is to be installed: pip install papermill"], target=target
-        )
+        missing = [] if shutil.which("papermill") else ["papermill is to be installed: pip install papermill"]
+        return _of_words(command_of_notebook(path), missing, target=target)
     tree = _hydra_configuration(path)
     if tree is not None:
         return _from_tree(tree, script=path)

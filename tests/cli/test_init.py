@@ -43,13 +43,13 @@ def test_a_script_is_run_only_with_consent(tmp_path):
 
 
 def test_where_no_output_folder_is_taken_the_option_to_add_is_told(tmp_path):
-    (tmp_path / "train.py").write_text("import sys\nbatch_size = sys.argv[1]\n")
+    (tmp_path / "train it.py").write_text("import sys\nbatch_size = sys.argv[1]\n")
 
-    done = init(tmp_path, "train.py")
+    done = init(tmp_path, "train it.py")
 
     assert done.returncode == 0, done.stderr
     assert "add --writes-are-fine to that line" in done.stdout
-    assert "next: bexplore explore train.explore.yaml --dry-run" in done.stdout
+    assert "next: bexplore explore 'train it.explore.yaml' --dry-run" in done.stdout
 
 
 @pytest.mark.parametrize(

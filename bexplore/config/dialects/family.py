@@ -233,12 +233,12 @@ class Family:
         return [".".join(map(str, path)) for path in found]
 
 
-def find_sizes(values: Mapping[str, Any]) -> list[KeyPath]:
+def find_sizes(values: Mapping[str, Any], *, depth: int = _NEAR_TOP) -> list[KeyPath]:
     """Return the paths near the top of a file that are named as a batch size of the training.
 
     Those of a micro-batch come first, then the shortest.
     """
-    near = (path for path in paths_below(values, ()) if len(path) <= _NEAR_TOP and path[0] != "explore")
+    near = (path for path in paths_below(values, ()) if len(path) <= depth and path[0] != "explore")
     found = (path for path in near if SIZE_NAME.fullmatch(str(path[-1])))
     return sorted(found, key=lambda path: ("micro" not in str(path[-1]).lower(), len(path)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ _CONFIG_OPTIONS = re.compile(r"""["'](--(?:config|cfg|conf|yaml|params|hparams|o
 _OUTPUT_OPTIONS = re.compile(
     r"""["'](--(?:out(?:put)?|save|log|work|exp|checkpoint)(?:[-_]?(?:dir|path|folder))?)["']"""
 )
+_DEEP = 5  # keys above a size, where none is near the top: `data_loader.args.batch_size`
+_MOST_NAMED = 3
 _OF_ALL = re.compile(r"global|total|effective", re.IGNORECASE)  # batches of all devices and passes of a step
 _OUTPUT_KEY = re.compile(r"(?:out(?:put)?|save|work|exp)_?(?:dir|path|folder)", re.IGNORECASE)
 
@@ -91,7 +94,8 @@ def refuse_own_file(document: Document, likeness: Likeness | None, guess: str = 
         message += f": it resembles {likeness.family.title} by {', '.join(likeness.evidence)}"
         message += f", which reads no {', '.join(likeness.against[:2])}" if likeness.against else ""
     keys = [*map(dotted_path, _find_output_keys(document.values, ()))]
-    sizes = [] if word else [path for path in find_sizes(document.values) if not _OF_ALL.search(str(path[-1]))]
+    found = () if word else find_sizes(document.values) or find_sizes(document.values, depth=_DEEP)
+    sizes = [path for path in found if not _OF_ALL.search(str(path[-1]))]
     line = suggest_command(
         document.path,
         output_key=keys[0] if len(keys) == 1 else "",
@@ -99,7 +103,8 @@ def refuse_own_file(document: Document, likeness: Likeness | None, guess: str = 
     )
     lead = "type your training command behind it"
     if not word and len(sizes) != 1:
-        lead = f"write explore at its micro-batch size, and {lead}"
+        named = f" ({' or '.join(map(dotted_path, sizes[:_MOST_NAMED]))})" if sizes else ""
+        lead = f"write explore at its micro-batch size{named}, and {lead}"
     lines = [guess, f"{lead}: {line}"]
     if likeness is not None and resembles:
         lines.append(f"or explore.dialect: {likeness.family.name}, if it is one")
@@ -126,20 +131,20 @@ def suggest_command(
     """
     program = None if family is None or values is None else family.find_program(values, 1)
     if program is not None:
-        return f"bexplore explore {path} -- {' '.join(program.line)}"
+        return f"bexplore explore {shlex.quote(str(path))} -- {' '.join(program.line)}"
     if family is not None and family.note.startswith("-- "):
-        return f"bexplore explore {path} {family.note}"
+        return f"bexplore explore {shlex.quote(str(path))} {family.note}"
     script = _find_script(path)
     text = script.read_text(errors="replace") if script is not None else ""
     config = _CONFIG_OPTIONS.search(text)
     output = _OUTPUT_OPTIONS.search(text)
-    words = ["python", str(script or "train.py"), config[1] if config else "--config", "{config}"]
+    words = ["python", shlex.quote(str(script or "train.py")), config[1] if config else "--config", "{config}"]
     options = [f"--set {size_key}=explore"] if size_key else []
     if config and not output:  # its options are there, and none is a folder
         options.append(f"--set {output_key}={{output_dir}}" if output_key else "--writes-are-fine")
     else:
         words += [output[1] if output else "--out", "{output_dir}"]
-    return " ".join(["bexplore explore", str(path), *options, "--", *words])
+    return " ".join(["bexplore explore", shlex.quote(str(path)), *options, "--", *words])
 
 
 def _find_script(path: Path) -> Path | None:

@@ -263,18 +263,19 @@ def _refuse_code(path: Path, text: str, argv: Sequence[str]) -> UserInputError:
 
     Sources: `--cfg-options` of mmengine, mmcv and xtuner; detectron2's lazy overrides; nanoGPT's configurator.
     """
-    line = f"python train.py {path} --batch_size={{micro_batch_size}} --out_dir={{output_dir}}"
-    plain = f"python train.py {path}"
+    named = shlex.quote(str(path))
+    plain = f"python train.py {named}"
+    line = f"{plain} --batch_size={{micro_batch_size}} --out_dir={{output_dir}}"
     if path.suffix != ".py":  # lines of `key = value`, as configargparse reads them
-        plain = f"python train.py --config {path}"
+        plain = f"python train.py --config {named}"
         line = f"{plain} --batch_size {{micro_batch_size}} --out {{output_dir}}, with the names of your program"
     if "train_dataloader" in text or "data = dict(" in text:
         key = "train_dataloader.batch_size" if "train_dataloader" in text else "data.samples_per_gpu"
         start = "xtuner train" if "xtuner" in text else "python tools/train.py"
-        line = f"{start} {path} --cfg-options {key}={{micro_batch_size}} --work-dir {{output_dir}}"
+        line = f"{start} {named} --cfg-options {key}={{micro_batch_size}} --work-dir {{output_dir}}"
     elif "LazyCall" in text or "dataloader.train" in text:
         options = "dataloader.train.total_batch_size={micro_batch_size} train.output_dir={output_dir}"
-        line = f"python tools/lazyconfig_train_net.py --config-file {path} {options}"
+        line = f"python tools/lazyconfig_train_net.py --config-file {named} {options}"
     refused = f"{path} is not YAML, JSON or TOML, so its copies cannot hold each size"
     takes_copy = any("{config}" in word for word in argv)
     if not argv or takes_copy:
@@ -283,7 +284,7 @@ def _refuse_code(path: Path, text: str, argv: Sequence[str]) -> UserInputError:
         return UserInputError(refused, hint=_tell_variable(path, text, argv))
     if re.search(rf"\b{WORD}\b", text) and takes_copy:
         copy = f"{{output_dir}}/{path.name}"
-        edit = rf'sed "s/\b{WORD}\b/{{micro_batch_size}}/" {shlex.quote(str(path))}'
+        edit = rf'sed "s/\b{WORD}\b/{{micro_batch_size}}/" {named}'
         # Braces need no quotes; a shell would take them into the inner ones.
         start = _quote_words(word.replace("{config}", copy) for word in argv)
         line = shlex.quote(f"{edit} > {copy}; exec {start}")

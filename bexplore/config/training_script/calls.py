@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from itertools import chain as chained
 from pathlib import Path
@@ -198,7 +199,7 @@ def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Seq
     if declared.makes_options(program):
         raise UserInputError(
             f"{path} makes options while it runs, so that its text does not name them{_listed(interfaces)}",
-            hint=f"let it be asked, which runs {shown} --help once: bexplore init --run-help {path}",
+            hint=f"let it be asked, which runs {shown} --help once: bexplore init --run-help {shlex.quote(str(path))}",
         )
     if fixed is not None:
         raise UserInputError(
@@ -239,7 +240,7 @@ def _refuse_without_size(program: Program, start: Sequence[str], interfaces: Seq
         )
     hint = (
         f"write {_PLACEHOLDER} where it takes the size: bexplore init -- {shown} OPTION {_PLACEHOLDER}\n"
-        f"or let it be asked, which runs {shown} --help once: bexplore init --run-help {path}"
+        f"or let it be asked, which runs {shown} --help once: bexplore init --run-help {shlex.quote(str(path))}"
     )
     if not any(one.parameters for one in interfaces):
         line, _ = _explore_line(f"--env {VARIABLE}={_PLACEHOLDER} ", start)

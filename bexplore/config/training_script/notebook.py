@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bexplore.config.command import quote_words
 from bexplore.config.training_script.parameters import OF_EVALUATION, rank
 from bexplore.errors import UserInputError
 from bexplore.host.json_files import parse_json
@@ -26,22 +27,24 @@ def command_of_notebook(path: Path) -> list[str]:
     """Return the command of papermill for a notebook whose tagged cell holds its size; else raise what is missing."""
     cells = list(_read_cells(path))
     size = _find(cells, "micro_batch_size")
-    line = f"papermill {path} {{output_dir}}/{path.name} -p NAME {{micro_batch_size}}"
+    words = ["papermill", str(path), f"{{output_dir}}/{path.name}", "-p"]
+    again = f"bexplore init {quote_words([str(path)])}"
     if size is None:
         raise UserInputError(
             f"{path}: no cell gives a number to a name of the micro-batch size",
             hint=f"give it one, such as batch_size = 16, in a cell of its own with the tag {_TAG}, then type\n"
-            f"bexplore init {path}\nor write the name for NAME in: bexplore init -- {line}",
+            f"{again}\nor write the name for NAME in: bexplore init -- "
+            + quote_words([*words, "NAME", "{micro_batch_size}"]),
         )
     cell, name, where = size
     if _TAG not in cell.tags:
         raise UserInputError(
             f"{path}: cell {cell.number} has {where}, and not the tag {_TAG}, so that papermill cannot change it",
             hint=f'write "tags": ["{_TAG}"] into the metadata of cell {cell.number} (JupyterLab: Property Inspector, '
-            f"Cell Tags), then type\nbexplore init {path}",
+            f"Cell Tags){_move_rest(cell, name, where)}, then type\n{again}",
         )
     _refuse_use_in_cell(path, cell, name, where)
-    words = ["papermill", str(path), f"{{output_dir}}/{path.name}", "-p", name, "{micro_batch_size}"]
+    words += [name, "{micro_batch_size}"]
     for placeholder in ("accumulation", "output_dir"):
         further = _find([cell], placeholder)
         words += ["-p", further[1], f"{{{placeholder}}}"] if further is not None else []
@@ -85,12 +88,19 @@ def _find(cells: list[_Cell], placeholder: str) -> tuple[_Cell, str, str] | None
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
+def _uses(cell: _Cell, name: str) -> bool:
+    """Return whether a cell reads a name: papermill's values come behind the cell that gives it."""
+    names = (node for node in ast.walk(cell.tree) if isinstance(node, ast.Name) and node.id == name)
+    return any(isinstance(node.ctx, ast.Load) for node in names)
+
+
+def _move_rest(cell: _Cell, name: str, where: str) -> str:
+    return f", leave {where} alone in it and move the rest into the next cell" if _uses(cell, name) else ""
+
+
 def _refuse_use_in_cell(path: Path, cell: _Cell, name: str, where: str) -> None:
-    """Raise an error where the tagged cell uses the size itself: papermill's values come behind that cell."""
-    if any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-        for node in ast.walk(cell.tree)
-    ):
+    """Raise an error where the tagged cell uses the size itself."""
+    if _uses(cell, name):
         raise UserInputError(
             f"{path}: cell {cell.number} uses {name} itself, before papermill changes it",
             hint=f"leave {where} alone in the cell with the tag {_TAG}, and move the rest into the next cell",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -731,6 +732,9 @@ def test_a_help_text_with_commands_asks_for_one_of_them():
     )
 
 
+NAMED_WHILE_IT_RUNS = "import argparse\np = argparse.ArgumentParser()\nfor n in names: p.add_argument(n)\n"
+
+
 def write_notebook(path: Path, *cells: tuple[str, list[str]]) -> Path:
     code = [{"cell_type": "code", "metadata": {"tags": tags}, "source": source} for source, tags in cells]
     path.write_text(json.dumps({"nbformat": 4, "cells": [{"cell_type": "markdown", "source": "# title"}, *code]}))
@@ -752,6 +756,7 @@ def test_a_notebook_becomes_a_command_of_papermill(tmp_path, monkeypatch):
     [
         (("batch_size = 32", []), 'write "tags": ["parameters"] into the metadata of cell 2'),
         (("bs = 4\nloader = DataLoader(a, bs)", ["parameters"]), "leave bs = 4 alone in the cell"),
+        (("bs = 4\nloader = DataLoader(a, bs)", []), "leave bs = 4 alone in it and move the rest into the next cell"),
         (("DataLoader(a, batch_size=4)", []), "in a cell of its own with the tag parameters"),
     ],
 )
@@ -760,6 +765,29 @@ def test_a_notebook_that_takes_no_size_says_which_cell_to_change(tmp_path, cell,
         starter.from_script(write_notebook(tmp_path / "a.ipynb", cell))
 
     assert text in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a b.ipynb", json.dumps({"cells": [{"cell_type": "code", "source": "batch_size = 4"}]})),
+        ("a b.ipynb", json.dumps({"cells": [{"cell_type": "code", "source": "n = 4"}]})),
+        ("a b.py", "import argparse\nargparse.ArgumentParser().add_argument('--epochs', type=int)\n"),
+        ("a b.py", f"{NAMED_WHILE_IT_RUNS}p.add_argument('--lr')\n"),
+        ("a b.json", json.dumps({"model": "m", "batch_size": 4, "lr": 0.1})),
+        ("a b.cfg", "batch_size = explore\n"),
+    ],
+)
+def test_a_line_to_type_names_a_file_with_a_blank_as_one_word(tmp_path, monkeypatch, name, text):
+    monkeypatch.chdir(tmp_path)
+    path = Path(name)
+    path.write_text(text)
+
+    with pytest.raises(UserInputError) as raised:
+        (starter.from_script if path.suffix in (".py", ".ipynb") else starter.from_file)(path)
+
+    lines = [line for line in raised.value.hint.splitlines() if "bexplore " in line]
+    assert lines and all(name in shlex.split(line[line.index("bexplore ") :]) for line in lines)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"cells": 1}', '{"cells": [{"cell_type": "code"}]}', "\xff"])

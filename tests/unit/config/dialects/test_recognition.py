@@ -61,6 +61,7 @@ OWN = {
         "model: m\nbatch_size: 4\ntrainer: {max_epochs: 1, accelerator: gpu, precision: 16, strategy: ddp}\n",
         "",
     ),
+    "a size among the arguments of a part": ("loader: {args: {batch_size: 4}}\nloss: nll\n", ""),
     "a model and a train set": ("model: unet\ntrain_dataset: d\nmicro_batch_size: 4\n", "LLaMA-Factory v1"),
 }
 
