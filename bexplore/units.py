@@ -31,6 +31,7 @@ _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?|\.\d+)\s*([A-Za-z]?)")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
 _BANDWIDTH = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgtKMGT]?)(i?)([bB]its?|[bB]ytes?|[bB])\s*(/\s*s(?:ec)?|ps)\s*")
 _PREFIXES = ("", "k", "m", "g", "t")
+_NEXT_UNIT = 1023.5 / 1024  # what would be 1024 of the smaller unit is 1 of the larger one
 _FEWEST_BYTES = 1024**2  # of a device's memory; a smaller number lacks its unit
 _MOST_THINGS = 10**18
 _LONGEST_TEXT = 40  # characters; no sensible quantity is longer, and a message stays a line
@@ -76,7 +77,7 @@ def format_bytes(num_bytes: int | float | None) -> str:
         return "unknown"
     magnitude = abs(num_bytes)
     for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
-        if magnitude >= scale:
+        if magnitude >= scale * _NEXT_UNIT:
             return f"{_three_digits(num_bytes / scale)} {unit}"
     return f"{num_bytes:.0f} B"
 

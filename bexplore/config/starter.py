@@ -5,9 +5,10 @@ Of a script only the text is read: how it takes parameters, a size that it fixes
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -42,6 +43,7 @@ _SUFFIX = ".explore.yaml"
 _OF_A_STEP = ("micro_batch_size", "accumulation")  # whose product is the batch of a step on a replica
 _OF_REPLICA = " on one replica, as the file had them"
 _OF_ALL = " over all replicas, as the file had them"
+_TRACKERS = {"wandb", "mlflow", "comet", "neptune", "aim", "clearml", "swanlab"}  # which a start switches off
 _HYDRA_MAIN = re.compile(r"\bhydra\.main\b")
 _MOST_NAMED = 6  # options in one note
 _EXAMPLE_SUFFIXES = (".yaml", ".yml", ".py", ".json")  # the first that an example has is the file to explore or to copy
@@ -146,7 +148,30 @@ def _with_batch_of_a_step(text: str, own: FamilyFile, path: Path) -> str:
     return text + (section.replace("\n", "\r\n") if "\r\n" in text else section)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Overrides:
+    """The overrides of a Hydra tree that a start needs, and what is said of them."""
+
+    words: list[str]
+    notes: list[str]
+    samples: int  # of a step on one replica
+    keeps_batch: bool  # whether these are to be kept
+
+
 def _from_tree(path: Path, script: Path | None = None) -> Starter:
+    tree = _read_tree(path, script)
+    chosen: list[str] = []
+    if script is None:
+        script, chosen = _find_hydra_script(path)
+    notes = [f"{path} is of Hydra, by defaults", *tree.notes]
+    if script is None:
+        notes.append("no script with hydra.main was found: write its name for train.py")
+    words = ["python", str(script or "train.py"), *chosen, *tree.words]
+    text = _fill_command_file(words, samples=tree.samples, keeps_batch=tree.keeps_batch)
+    return Starter(text=text, notes=notes, target=_OF_A_COMMAND)
+
+
+def _read_tree(path: Path, script: Path | None) -> _Overrides:
     leaves = read_leaves(path)
     size, accumulation = _find_leaf(leaves, "micro_batch_size"), _find_leaf(leaves, "accumulation")
     if size is None:
@@ -154,11 +179,8 @@ def _from_tree(path: Path, script: Path | None = None) -> Starter:
             f"{path}: no value of its tree is a micro-batch size",
             hint=f"bexplore init -- python {script or 'train.py'} KEY=16 'hydra.run.dir={{output_dir}}'",
         )
-    chosen: list[str] = []
-    if script is None:
-        script, chosen = _find_hydra_script(path)
-    words = ["python", str(script or "train.py"), *chosen, f"{size.override}={{micro_batch_size}}"]
-    notes = [f"{path} is of Hydra, by defaults", f"{size.override}: {size.value} -> explore ({size.where})"]
+    words = [f"{size.override}={{micro_batch_size}}"]
+    notes = [f"{size.override}: {size.value} -> explore ({size.where})"]
     samples, keeps_batch = size.value, False
     if accumulation is not None:
         # Of an accumulation of one the batch is the size, above which nothing would be tried.
@@ -166,14 +188,12 @@ def _from_tree(path: Path, script: Path | None = None) -> Starter:
         words.append(f"{accumulation.override}={{accumulation}}")
         samples *= accumulation.value
         notes.append(f"{accumulation.override}: {accumulation.value} -> {{accumulation}} ({accumulation.where})")
-    if script is None:
-        notes.append("no script with hydra.main was found: write its name for train.py")
     folder = _find_own_folder(leaves)
     if folder is not None:
         words.append(f"{folder.override}={{output_dir}}")
         notes.append(f"{folder.override}: {folder.value or 'empty'} -> {{output_dir}} ({folder.where})")
-    text = _fill_command_file([*words, "hydra.run.dir={output_dir}"], samples=samples, keeps_batch=keeps_batch)
-    return Starter(text=text, notes=notes, target=_OF_A_COMMAND)
+    words.append("hydra.run.dir={output_dir}")
+    return _Overrides(words=words, notes=notes, samples=samples, keeps_batch=keeps_batch)
 
 
 def _find_leaf(leaves: Sequence[Leaf], placeholder: str) -> Leaf | None:
@@ -189,19 +209,39 @@ def _find_own_folder(leaves: Sequence[Leaf]) -> Leaf | None:
     """Return the output folder that a tree has beside Hydra's own, and does not make of that."""
     plain = [one for one in leaves if one.value in (None, "") or (isinstance(one.value, str) and "$" not in one.value)]
     ranks = [(rank(str(one.path[-1]), "output_dir"), len(one.path), one) for one in plain]
-    known = [(found, depth, one) for found, depth, one in ranks if found is not None and found < FAR]
+    known = [
+        (found, depth, one)
+        for found, depth, one in ranks
+        if found is not None and found < FAR and _TRACKERS.isdisjoint(map(str, one.path))
+    ]
     return min(known, key=lambda own: own[:2])[2] if known else None
 
 
+def _leave_out_typed(overrides: Sequence[str], words: Sequence[str]) -> Iterator[str]:
+    """Yield the overrides whose key, or a part above it, was not typed, and whose placeholder is not there yet."""
+    typed = {word.lstrip("+~").partition("=")[0] for word in words}
+    found = _placeholders_in(words)
+    for override in overrides:
+        parts = override.partition("=")[0].split(".")
+        keys = {".".join(parts[:number]) for number in range(1, len(parts) + 1)}
+        if keys.isdisjoint(typed) and (override.startswith("hydra.") or found.isdisjoint(_placeholders_in([override]))):
+            yield override
+
+
 def _find_hydra_script(path: Path) -> tuple[Path | None, list[str]]:
-    for folder in dict.fromkeys((path.resolve().parent.parent, Path.cwd(), path.resolve().parent)):
-        for script in sorted(folder.glob("*.py")):
-            if _is_of_hydra(script):
-                named = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
-                chosen = _hydra_configuration(script)
-                is_chosen = chosen is not None and chosen.resolve() == path.resolve()
-                return named, [] if is_chosen else [f"--config-name={path.stem}"]
-    return None, []
+    """Return the script of a tree: that which names its file, near it or below, else one near it; and its options."""
+    folders = [*dict.fromkeys((path.resolve().parent.parent, Path.cwd(), path.resolve().parent))]
+    near = [script for folder in folders for script in sorted(folder.glob("*.py"))]
+    below = [
+        script for folder in folders[:2] for depth in ("*", "*/*") for script in sorted(folder.glob(f"{depth}/*.py"))
+    ]
+    of_hydra = {script: _hydra_configuration(script) for script in [*near, *below] if _is_of_hydra(script)}
+    own = [script for script, chosen in of_hydra.items() if chosen is not None and chosen.resolve() == path.resolve()]
+    found = next(iter([*own, *(script for script in near if script in of_hydra)]), None)
+    if found is None:
+        return None, []
+    named = found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+    return named, [] if found in own else [f"--config-name={path.stem}"]
 
 
 # From a command
@@ -214,7 +254,11 @@ def from_command(words: Sequence[str], *, target: Path | None = None) -> Starter
     ]
     filled = _with_placeholders(list(words))
     for index, path in scripts[:1]:
-        filled = add_to_words(filled, index, Program(path), taken=_placeholders_in(filled))
+        tree = _hydra_configuration(path)
+        if tree is not None:
+            filled += _leave_out_typed(_read_tree(tree, path).words, filled)
+        else:
+            filled = add_to_words(filled, index, Program(path), taken=_placeholders_in(filled))
     found = _placeholders_in(filled)
     if "micro_batch_size" not in found:
         raise UserInputError("no word of the command is a micro-batch size", hint=_whole_command(words, scripts))
@@ -369,5 +413,5 @@ def _hydra_configuration(path: Path) -> Path | None:
     if not _HYDRA_MAIN.search(text) or named["config_name"] is None:
         return None
     folder = path.parent / (named["config_path"][1] if named["config_path"] else "")
-    configuration = folder / f"{named['config_name'][1].removesuffix('.yaml')}.yaml"
+    configuration = Path(os.path.normpath(folder / f"{named['config_name'][1].removesuffix('.yaml')}.yaml"))
     return configuration if configuration.is_file() else None

@@ -471,7 +471,7 @@ def _find_low_intensity(evidence: JobEvidence) -> Values | None:
     return None if intensity >= LOW_INTENSITY else {**growth, "flops_per_byte": intensity}
 
 
-@rule(_GROWTH, "saturated", "{device} gains little from larger sizes: {seen}, where 2x would be ideal")
+@rule(_GROWTH, "saturated", "{device} gains less from larger sizes than it could: {seen}, where 2x would be ideal")
 def _find_half_saturation(evidence: JobEvidence) -> Values | None:
     growth = _find_little_growth(evidence)
     if growth is None or growth["throughput_per_doubling"] <= FLAT:

@@ -69,7 +69,14 @@ def test_a_long_text_is_cut_in_the_message():
 
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (80 * 2**30, "80.0 GiB"), (-(2**20), "-1.00 MiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.50 KiB"),
+        (1023.7 * 2**20, "1.00 GiB"),
+        (80 * 2**30, "80.0 GiB"),
+        (-(2**20), "-1.00 MiB"),
+    ],
 )
 def test_sizes_are_shown_with_three_digits(num_bytes, text):
     assert format_bytes(num_bytes) == text

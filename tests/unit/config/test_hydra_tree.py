@@ -109,6 +109,7 @@ def test_a_tree_without_accumulated_passes_is_explored_above_its_own_size(tree):
         ("save_dir: runs/own", "save_dir={output_dir} hydra.run.dir={output_dir}"),
         ("output_dir: ${hydra:runtime.output_dir}", "hydra.run.dir={output_dir}"),
         ("save_dir: 4", "hydra.run.dir={output_dir}"),
+        ("wandb: {save_dir: runs}", "hydra.run.dir={output_dir}"),
     ],
 )
 def test_a_tree_with_an_output_folder_of_its_own_gets_that_too(tree, line, words):
@@ -120,6 +121,38 @@ def test_a_tree_with_an_output_folder_of_its_own_gets_that_too(tree, line, words
 def test_another_primary_file_than_the_scripts_own_is_named_in_the_command(tree):
     Path("main.py").write_text(SCRIPT.format(name="other"))
     assert "python main.py --config-name=config data.batch_size=" in starter.from_file(tree).text
+
+
+@pytest.mark.parametrize("named", ["train.py", "src/train.py", "src/own/train.py"])
+def test_the_script_that_names_a_tree_is_taken_before_others_of_hydra(tree, named):
+    path = Path(named)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(SCRIPT.format(name="config").replace('"conf"', f'"{"../" * (len(path.parts) - 1)}conf"'))
+    Path("generate.py").write_text(SCRIPT.format(name="generate"))
+    path.with_name("eval.py").write_text(SCRIPT.format(name="evaluate"))
+
+    assert f"python {named} data.batch_size={{micro_batch_size}}" in starter.from_file(tree).text
+    assert starter.from_script(path).notes[0] == "conf/config.yaml is of Hydra, by defaults"
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ((), "data.batch_size={micro_batch_size} trainer.accumulate_grad_batches={accumulation}"),
+        (("wandb=null", "+experiment=one"), "data.batch_size={micro_batch_size} trainer.accumulate"),
+        (("trainer=cpu",), "data.batch_size={micro_batch_size} hydra.run.dir={output_dir}"),
+        (("data.batch_size=64",), "trainer.accumulate_grad_batches={accumulation} hydra.run.dir={output_dir}"),
+        (("data.bs={micro_batch_size}",), "trainer.accumulate_grad_batches={accumulation} hydra.run.dir={output_dir}"),
+        (("hydra.run.dir=runs/mine",), "trainer.accumulate_grad_batches={accumulation}\n"),
+    ],
+)
+def test_a_typed_command_of_hydra_gets_what_it_leaves_out(tree, typed, words):
+    Path("main.py").write_text(SCRIPT.format(name="config"))
+
+    made = starter.from_command(("python", "main.py", *typed))
+
+    assert f" {words}" in made.text
+    assert made.text.count("{micro_batch_size}") == 1
 
 
 def test_without_a_script_its_name_is_asked_for(tree):
