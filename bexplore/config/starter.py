@@ -5,6 +5,7 @@ Of a script only the text is read: how it takes parameters, a size that it fixes
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -34,6 +35,7 @@ from bexplore.config.training_script import (
     rank,
     spell,
     start_words,
+    take_batch_of_a_step,
     unset_variables,
 )
 from bexplore.errors import UserInputError, suggestion
@@ -252,18 +254,31 @@ def from_command(words: Sequence[str], *, target: Path | None = None) -> Starter
     scripts = [
         (index, path) for index, word in enumerate(words) if (path := _script_at(words, index, word)) is not None
     ]
-    filled = _with_placeholders(list(words))
+    filled, typed = _with_placeholders(list(words))
     for index, path in scripts[:1]:
         tree = _hydra_configuration(path)
         if tree is not None:
             filled += _leave_out_typed(_read_tree(tree, path).words, filled)
         else:
-            filled = add_to_words(filled, index, Program(path), taken=_placeholders_in(filled))
+            program = Program(path)
+            filled = add_to_words(filled, index, program, taken=_placeholders_in(filled))
+            filled = take_batch_of_a_step(filled, program)
     found = _placeholders_in(filled)
-    if "micro_batch_size" not in found:
+    if found.isdisjoint(("micro_batch_size", "global_batch_size")):
         raise UserInputError("no word of the command is a micro-batch size", hint=_whole_command(words, scripts))
-    notes = [f"{name} is filled in by bexplore" for name in PLACEHOLDERS if name in found]
-    return _of_words(filled, notes, target=target or _OF_A_COMMAND)
+    of_a_step = _OF_A_STEP
+    if "global_batch_size" in found and "micro_batch_size" in typed:
+        typed["global_batch_size"], of_a_step = typed.pop("micro_batch_size"), ("global_batch_size", "")
+    notes = [
+        f"{typed[name][0]} takes {fill(name, *typed[name])} in place of {typed[name][1]}"
+        if name in typed
+        else f"{name} is filled in by bexplore"
+        for name in PLACEHOLDERS
+        if name in found
+    ]
+    numbers = [typed[name][1] if name in typed else "" if name in found else "1" for name in of_a_step]
+    samples = math.prod(map(int, numbers)) if all(number.isdecimal() for number in numbers) else None
+    return _of_words(filled, notes, target=target or _OF_A_COMMAND, samples=samples)
 
 
 def _whole_command(words: Sequence[str], scripts: Sequence[tuple[int, Path]]) -> str:
@@ -296,7 +311,8 @@ def _of_call(start: Sequence[str], call: Call, notes: Sequence[str], *, target: 
     if call.doubtful:
         left_out = ", ".join(one.spelt for one in call.doubtful[:_MOST_NAMED])
         told.append(f"left out, as they have no default: {left_out}; add what your training needs to the command")
-    size, accumulation = (call.chosen[name].default if name in call.chosen else 1 for name in _OF_A_STEP)
+    of_a_step = _OF_A_STEP if "micro_batch_size" in call.chosen else ("global_batch_size", "")
+    size, accumulation = (call.chosen[name].default if name in call.chosen else 1 for name in of_a_step)
     samples = size * accumulation if is_integer(size) and is_integer(accumulation) else None
     words = [*start, *call.words]
     return _of_words(words, [*told, *notes], target=target, env=call.variables, samples=samples)
@@ -329,7 +345,7 @@ def _fill_command_file(
     keeps_batch: bool = False,
 ) -> str:
     fixed = f"  replica_batch_size: {samples}  # samples of one optimizer step{_OF_REPLICA}\n"
-    usual = f"  # replica_batch_size: {samples}  # samples of one optimizer step on one replica, by its defaults\n"
+    usual = f"  # replica_batch_size: {samples}  # samples of one optimizer step on one replica, as it was\n"
     variables = "".join(f'    {name}: "{value}"\n' for name, value in (env or {}).items())
     return _COMMAND_FILE.format(
         command=_quote_for_yaml(quote_words(words)),
@@ -349,15 +365,17 @@ def _placeholders_in(words: Iterable[str]) -> set[str]:
     return {name for word in words for name in re.findall(r"\{(\w+)\}", word) if name in PLACEHOLDERS}
 
 
-def _with_placeholders(words: list[str]) -> list[str]:
-    found = _placeholders_in(words)
+def _with_placeholders(words: list[str]) -> tuple[list[str], dict[str, tuple[str, str]]]:
+    """Return words with placeholders, and the option and the value of each that was typed."""
+    found, typed = _placeholders_in(words), {}
     for placeholder, names in NAMES.items():
         place = None if placeholder in found else _find_value(words, names) or _find_written_file(words, placeholder)
         if place is not None:
             index, head = place
             option, value = head.rstrip("=") or words[index - 1], words[index].removeprefix(head)
             words[index] = f"{head}{fill(placeholder, option, value)}"
-    return words
+            typed[placeholder] = option, value
+    return words, typed
 
 
 def _find_written_file(words: Sequence[str], placeholder: str) -> tuple[int, str] | None:
@@ -399,7 +417,12 @@ def from_script(path: Path) -> Starter:
     program = Program(path)
     start = start_words(program)
     unset = [f"{name} is to be set in the environment, as for a training" for name in unset_variables(program)]
-    return _of_call(start, call_of(program, start), unset, target=target)
+    call = call_of(program, start)
+    words = take_batch_of_a_step(call.words, program)
+    if words != call.words:
+        call.words, size = words, call.chosen.pop("micro_batch_size")
+        call.chosen = {"global_batch_size": size, **call.chosen}
+    return _of_call(start, call, unset, target=target)
 
 
 def _is_of_hydra(path: Path) -> bool:

@@ -1,6 +1,13 @@
 """How a training script takes its parameters, read from its text: which, how they are spelt, in which order."""
 
-from bexplore.config.training_script.calls import add_to_words, call_by_help, call_of, start_words, unset_variables
+from bexplore.config.training_script.calls import (
+    add_to_words,
+    call_by_help,
+    call_of,
+    start_words,
+    take_batch_of_a_step,
+    unset_variables,
+)
 from bexplore.config.training_script.notebook import command_of_notebook
 from bexplore.config.training_script.parameters import (
     FAR,
@@ -29,5 +36,6 @@ __all__ = [
     "rank",
     "spell",
     "start_words",
+    "take_batch_of_a_step",
     "unset_variables",
 ]

@@ -109,6 +109,13 @@ def call_by_help(text: str, start: Sequence[str]) -> Call:
     return _only_call(found, start, (), None)
 
 
+def take_batch_of_a_step(words: Sequence[str], program: Program) -> list[str]:
+    """Return words whose size is that of a step, where a program divides it by its accumulation."""
+    if not any("{accumulation}" in word for word in words) or not places.divides_by_accumulation(program):
+        return [*words]
+    return [word.replace(_PLACEHOLDER, "{global_batch_size}") for word in words]
+
+
 def add_to_words(words: Sequence[str], script_index: int, program: Program, taken: set[str]) -> list[str]:
     """Return the words of a typed command with the size and the output folders that they leave out."""
     words, behind = list(words), script_index + 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bexplore.config.training_script.fields import list_fields
 from bexplore.config.training_script.help_text import read_help
-from bexplore.config.training_script.parameters import Interface, Parameter
+from bexplore.config.training_script.parameters import Interface, Parameter, rank
 from bexplore.config.training_script.source import Definition, Node, Program, name_target, texts
 
 _DEEPEST = 3  # names that stand for `sys.argv`
@@ -149,6 +149,16 @@ def read_variable(node: Node) -> Iterator[Parameter]:
             is_variable=True,
             given_to=_name_value(node),
         )
+
+
+def divides_by_accumulation(program: Program) -> bool:
+    """Return whether a program takes the batch of a step as its size: `batch_size // gradient_accumulation_steps`."""
+    for node in program.select(ast.BinOp):
+        if isinstance(node.node.op, ast.FloorDiv | ast.Div):
+            size, accumulation = node.at(node.node.left).last, node.at(node.node.right).last
+            if rank(size, "micro_batch_size") is not None and rank(accumulation, "accumulation") is not None:
+                return True
+    return False
 
 
 def _is_environment(expr: Node) -> bool:

@@ -855,6 +855,30 @@ FOLDERS = (
 )
 
 
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        ("args.train_batch_size = args.train_batch_size // args.grad_accum_steps", "{global_batch_size}"),
+        ("micro = int(args.train_batch_size / args.grad_accum_steps)", "{global_batch_size}"),
+        ("steps = len(data) // args.train_batch_size // args.grad_accum_steps", MBS),
+        ("steps = len(loader) // args.grad_accum_steps", MBS),
+    ],
+)
+def test_a_size_that_is_divided_by_the_accumulation_is_that_of_a_step(tmp_path, line, size):
+    path = tmp_path / "train.py"
+    options = "p.add_argument('--train_batch_size', default=512)\np.add_argument('--grad_accum_steps', default=4)\n"
+    path.write_text(f"{PARSER}{options}args = p.parse_args()\n{line}\n")
+    typed = ("python", str(path), "--train_batch_size", "64", "--grad_accum_steps", "2")
+
+    made, of_typed = starter.from_script(path), starter.from_command(typed)
+
+    for one, samples in ((made, 512), (of_typed, 64)):
+        assert f"--train_batch_size {size} --grad_accum_steps {ACC}" in one.text
+        own = samples if size != MBS else samples * (4 if one is made else 2)
+        assert f"replica_batch_size: {own} " in one.text
+    assert f"--train_batch_size takes {size} in place of 64" in of_typed.notes
+
+
 def test_each_folder_that_a_training_writes_by_default_is_that_of_its_start(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(PARSER + FOLDERS)
