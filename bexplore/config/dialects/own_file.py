@@ -18,10 +18,13 @@ from bexplore.errors import UserInputError
 _WORD = "explore"
 # Names of scripts that train, in the order in which they are looked for. Source: the corpus of docs/dialects.md.
 _SCRIPTS = ("train.py", "main.py", "run.py", "train_*.py", "*_train.py", "run_*.py", "finetune*.py", "pretrain*.py")
-_CONFIG_OPTIONS = re.compile(r"""["'](--(?:config|cfg|conf|yaml|params|hparams|options?)(?:[-_](?:file|path))?)["']""")
+_CONFIG_OPTIONS = re.compile(
+    r"""["'](--(?:config|cfg|conf|yaml|params|hparams|options?|base)(?:[-_](?:file|path))?)["']"""
+)
 _OUTPUT_OPTIONS = re.compile(
     r"""["'](--(?:out(?:put)?|save|log|work|exp|checkpoint)(?:[-_]?(?:dir|path|folder))?)["']"""
 )
+_OF_SPEECHBRAIN = re.compile(r"!(?:new|name|apply):speechbrain\.")  # whose recipes take the file as their first word
 _DEEP = 5  # keys above a size, where none is near the top: `data_loader.args.batch_size`
 _MOST_NAMED = 3
 _OF_ALL = re.compile(r"global|total|effective", re.IGNORECASE)  # batches of all devices and passes of a step
@@ -140,11 +143,16 @@ def suggest_command(
     output = _OUTPUT_OPTIONS.search(text)
     words = ["python", shlex.quote(str(script or "train.py")), config[1] if config else "--config", "{config}"]
     options = [f"--set {size_key}=explore"] if size_key else []
-    if config and not output:  # its options are there, and none is a folder
+    if not config and path.is_file() and _OF_SPEECHBRAIN.search(path.read_text(errors="replace")):
+        words = [*words[:2], "{config}", "--output_folder", "{output_dir}"]
+    elif config and not output:  # its options are there, and none is a folder
         options.append(f"--set {output_key}={{output_dir}}" if output_key else "--writes-are-fine")
     else:
         words += [output[1] if output else "--out", "{output_dir}"]
-    return " ".join(["bexplore explore", shlex.quote(str(path)), *options, "--", *words])
+    line = " ".join(["bexplore explore", shlex.quote(str(path)), *options, "--", *words])
+    if script is not None and "--config" in words and "--config" not in text:
+        line += f"\nwrite for --config and --out the options by which {script} takes its file and its folder"
+    return line
 
 
 def _find_script(path: Path) -> Path | None:

@@ -38,7 +38,7 @@ def _option(found: re.Match[str], text: str, usage: set[str], typed: Sequence[st
     head = found["head"].rstrip(".")
     spellings = _SPELLING.findall(re.split(r"\s{2,}", found[0].strip())[0])  # the usage has the first one
     is_typed = any(word.partition("=")[0] in spellings for word in typed)
-    own = re.split(r"\s-{1,2}[a-zA-Z]", text.replace(found["head"], "", 1))[0]  # up to the next option
+    own = re.split(r"\s-{1,2}[a-zA-Z]", text.partition(found["head"])[2])[0]  # up to the next option
     default = _DEFAULT.search(own)
     value = default["value"].strip() if default is not None else None
     is_required = not usage.isdisjoint((head, *spellings)) or _REQUIRED.search(own) is not None
@@ -48,6 +48,7 @@ def _option(found: re.Match[str], text: str, usage: set[str], typed: Sequence[st
         head=head,
         is_required=is_required and not is_typed,
         default=None if value == "None" else value,
+        is_unset=value == "None" and not is_required,
         help_text=described[1] if len(described) > 1 else "",
     )
 

@@ -50,8 +50,8 @@ NAMES = {
 # `sw`: the windows of `sliding_window_inference` of MONAI.
 OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|predict|inference|sw)(?![a-z])")
 OF_TRAINING = re.compile(r"train|fit|tune|learn")
-# Words of names of batches that no single pass takes, and of what is counted in place of samples.
-_OF_OTHERS = {"total", "global", "buffer", "replay", "tokens", "frames", "steps"}
+# Words of names of batches that no single pass takes, of what is counted in place of samples, and of switches.
+_OF_OTHERS = {"total", "global", "buffer", "replay", "tokens", "frames", "steps", "auto"}
 _OF_LAUNCHER = "localrank"  # an option that torch.distributed.launch gives a script
 FAR = 100  # the rank of a name that ends in a known one, such as `unet_batch_size`, behind all known ones
 FARTHEST = 2 * FAR  # of a parameter whose help text tells it, behind all that are named so

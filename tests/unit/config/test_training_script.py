@@ -709,6 +709,14 @@ def test_a_help_text_is_read_as_its_library_writes_it(style):
     assert f"python train.py {words}\n" in f"{command}\n"
 
 
+def test_what_a_help_text_shows_without_a_default_is_told_to_be_left_out():
+    text = "usage: train.py [-h] [-c CONFIG] [--bs BS]\n\noptions:\n  -c CONFIG, --config CONFIG\n"
+
+    made = starter.from_help(["python", "train.py"], f"{text}    a file (default: None)\n  --bs BS  size\n")
+
+    assert "left out, as they have no default: --config; add what your training needs to the command" in made.notes
+
+
 @pytest.mark.parametrize("typed", ["-c", "--data", "--data=x"])
 def test_a_required_option_that_is_typed_is_not_asked_for(typed):
     text, _ = HELPS["argparse, short options in the usage"]
@@ -809,6 +817,8 @@ def test_what_is_no_notebook_is_one_error(tmp_path, text):
         ("samples_per_batch", True),
         ("max_tokens_per_batch", False),
         ("steps_per_batch", False),
+        ("--auto_scale_batch_size", False),
+        ("auto_find_batch_size", False),
     ],
 )
 def test_a_batch_that_no_pass_takes_is_no_micro_batch(name, is_size):

@@ -91,6 +91,26 @@ def test_a_file_with_one_usual_key_is_of_no_family(tmp_path, name):
             starter.from_file(tmp_path / "job.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "script", "line"),
+    [
+        ("model: !new:speechbrain.nnet.Linear\n", "", "python train.py {config} --output_folder {output_dir}"),
+        ("model: m\n", "add('--base')\nadd('--logdir')", "python main.py --base {config} --logdir {output_dir}"),
+        ("model: m\n", "add('-x')", "options by which main.py takes its file and its folder"),
+        ("model: m\n", "", "python train.py --config {config} --out {output_dir}"),
+    ],
+)
+def test_the_line_to_type_has_the_options_of_the_script_that_lies_beside(tmp_path, monkeypatch, text, script, line):
+    monkeypatch.chdir(tmp_path)
+    if script:
+        Path("main.py").write_text(script)
+
+    with pytest.raises(UserInputError) as raised:
+        load(Path(), f"batch_size: 4\n{text}")
+
+    assert raised.value.hint.endswith(line)
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_a_typed_command_takes_the_word_at_any_key_of_such_a_file(tmp_path, name):
     text = OWN[name][0] + "other:\n  deep: [1, explore]\n"
