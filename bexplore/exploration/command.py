@@ -8,12 +8,14 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from bexplore.command.judgement import PROBING_ACCUMULATION
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.command.start import end_leftovers
 from bexplore.command.timing import MIN_TIMED_STEPS, WARMUP_STEPS
+from bexplore.command.working_folder import WorkingFolder
 from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.engine.program_client import KernelFinder
@@ -102,7 +104,7 @@ class CommandExploration(Exploration):
         for observation in self.known:
             runner.learn(observation)
             self._learn(runner, observation)
-        result = None
+        working_folder, result = None if self._command.writes_are_fine else WorkingFolder(Path.cwd()), None
         for event in self._search(runner, run):
             if isinstance(event, Result):
                 result = event
@@ -124,6 +126,8 @@ class CommandExploration(Exploration):
             self._learn_replicas(runner, num_replicas)
         _check_confirmed(result, runner)
         result, real_step_s = yield from self._with_real_step(result, runner, run)
+        if working_folder is not None:
+            result = _warned(result, working_folder.describe_new())
         yield Finished(result=self._finished(result, real_step_s, runner, run), run=run)
 
     @property

@@ -36,7 +36,7 @@ ORDER = {
     "measurement": "statistics interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation policy result study loop",
     "engine": "protocol process worker program_client runner open_runner",
-    "command": "observer reports timing verdicts failures start attach watch judgement runner",
+    "command": "observer working_folder reports timing verdicts failures start attach watch judgement runner",
     "replay": "table replay",
     "run": "selection facts parts journal result run_directory fingerprint events event_records",
     "diagnosis": "bottlenecks profiled",
