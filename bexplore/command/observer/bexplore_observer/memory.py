@@ -92,15 +92,13 @@ class MemoryStep:
         """Forget what was measured of a probe."""
         self.measured: dict[str, int | None] = {}
         self._profiler: Any = None
+        # Resident bytes of this process: their peak in the step, and what the profiler has left behind.
+        self._resident_peak_bytes = self._left_bytes = 0
 
     def begin(self, *, profiles: bool) -> None:
         """Begin the step; without a device, a profiler may follow the tensors in the host's memory."""
         self.measured["resident_before_bytes"] = read_status_bytes("VmRSS")
-        try:
-            with open("/proc/self/clear_refs", "w") as stream:
-                stream.write("5")  # VmHWM starts anew
-        except OSError:
-            self._note("memory", "the resident peak is that of the whole process")
+        self._begin_resident_peak()
         if self._torch.cuda.is_initialized():
             index = self._device.find_index()
             self._torch.cuda.reset_peak_memory_stats(index)
@@ -108,6 +106,20 @@ class MemoryStep:
         elif profiles and not self._torch.autograd._profiler_enabled():
             self.measured["live_bytes"] = count_live_bytes(self._torch)
             self._begin_profile()
+
+    def _begin_resident_peak(self) -> bool:
+        try:
+            with open("/proc/self/clear_refs", "w") as stream:
+                stream.write("5")  # VmHWM starts anew
+        except OSError:
+            self._note("memory", "the resident peak is that of the whole process")
+            return False
+        return True
+
+    def read_resident_peak(self) -> int | None:
+        """Return the peak of the resident bytes since the step began, without the profiler's; None if unknown."""
+        peak_bytes = read_status_bytes("VmHWM")
+        return None if peak_bytes is None else max(self._resident_peak_bytes, peak_bytes - self._left_bytes)
 
     def _begin_profile(self) -> None:
         try:
@@ -123,6 +135,15 @@ class MemoryStep:
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
+        # What it recorded takes gigabytes where a step has very many operators.
+        peak_bytes, before_bytes = read_status_bytes("VmHWM"), read_status_bytes("VmRSS")
+        self._read_profile(profiler)
+        del profiler
+        if peak_bytes is not None and before_bytes is not None and self._begin_resident_peak():
+            self._resident_peak_bytes = peak_bytes
+            self._left_bytes = max(0, (read_status_bytes("VmRSS") or 0) - before_bytes)
+
+    def _read_profile(self, profiler: Any) -> None:
         try:
             profiler.__exit__(None, None, None)
             events = [one for one in profiler.profiler.kineto_results.events() if one.name() == "[memory]"]

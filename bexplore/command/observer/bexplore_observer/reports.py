@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .batches import UNKNOWN, count_evaluation_seconds
 from .exchange import Exchange, read_host
-from .memory import is_emulated, read_status_bytes
+from .memory import is_emulated
 from .models import count_parallel_devices, read_compiler_counters
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def write_hello(observer: Observer) -> None:
 def write_record(observer: Observer, outcome: str) -> None:
     """Write the record of this rank, where the observation has ended with an outcome."""
     torch, memory = observer.torch, observer.memory.measured
-    memory["resident_peak_bytes"] = read_status_bytes("VmHWM")
+    memory["resident_peak_bytes"] = observer.memory.read_resident_peak()
     memory["resident_at_attach_bytes"] = observer.resident_at_attach_bytes
     steps = _describe_steps(observer)
     device, device_name = _read_device(observer, steps)

@@ -151,3 +151,42 @@ def test_a_budget_limits_what_the_host_takes_beyond_torch_until_a_probe_has_ende
         limit.lift(settings)
 
     assert found == ([] if is_emulated else [1250, resource.RLIM_INFINITY])
+
+
+class GreedyProfiler:
+    """Takes memory where it ends, as the real one does for each operator that it has recorded."""
+
+    def __init__(self, num_bytes: int, *, is_kept: bool) -> None:
+        self.num_bytes, self.is_kept = num_bytes, is_kept
+        self.profiler = SimpleNamespace(kineto_results=SimpleNamespace(events=list))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_error: object) -> None:
+        taken = bytearray(self.num_bytes)
+        if self.is_kept:
+            LEFT.append(taken)
+
+
+LEFT: list[bytearray] = []
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_the_profiler_takes_is_no_memory_of_the_training(fake_torch, is_kept):
+    greedy = GreedyProfiler(512 * 2**20, is_kept=is_kept)
+    fake_torch.profiler = SimpleNamespace(
+        profile=lambda **_options: greedy, ProfilerActivity=SimpleNamespace(CPU="cpu")
+    )
+    fake_torch.autograd._profiler_enabled = lambda: False
+    step = MemoryStep(fake_torch, Device(fake_torch), lambda *_: None)
+    step.begin(profiles=True)
+    held = bytearray(64 * 2**20)
+    before = read_status_bytes("VmRSS")
+
+    step.end()
+    later = bytearray(128 * 2**20)
+
+    peak = step.read_resident_peak()
+    LEFT.clear()
+    assert abs(peak - before - len(later)) < 32 * 2**20 and held
