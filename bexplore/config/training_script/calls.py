@@ -53,6 +53,8 @@ _CONFIGURATIONS = (
     *("config", "configfile", "configpath", "cfg", "conf", "hparams", "hparamsfile", "yaml", "yamlpath"),
     *("configdir", "configsdir", "confdir"),
 )
+# Packages that make options of the arguments of functions, which `--help` lists. Source: their documentation.
+_OPTION_MAKERS = {"argbind", "plac", "defopt", "clize", "yahp"}
 # Variables that torchrun, srun and mpirun set for each rank.
 _OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|SLURM_|OMPI_|PMI_|PMIX_|TORCHELASTIC_")
 _TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "1")
@@ -312,8 +314,11 @@ def _tell_edit(edit: Edit, interfaces: Sequence[Interface], start: Sequence[str]
 
 
 def _further_way(program: Program) -> str:
-    """Return how the library of a trainer takes a size without a command."""
+    """Return how the library of a trainer takes a size without a command, or one of options whose text names none."""
     packages = {dotted.split(".")[0] for dotted, _ in program.main.imports.values()}
+    if packages & _OPTION_MAKERS:
+        path = shlex.quote(str(program.script))
+        return f"\nor let it be asked for its options, which runs it with --help once: bexplore init --run-help {path}"
     if packages & {"lightning", "pytorch_lightning"}:
         if any(_is_fit_of_loaders(one.node) for one in program.calls):  # whose size no callback changes
             return ""

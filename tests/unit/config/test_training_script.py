@@ -945,3 +945,13 @@ def test_a_typed_file_that_is_written_keeps_its_name(tmp_path, monkeypatch, type
     words = ["python", "train.py", "--batch_size", "8", *typed.split()]
 
     assert f"python train.py --batch_size {{micro_batch_size}} {filled}\n" in starter.from_command(words).text
+
+
+def test_a_package_that_makes_options_of_arguments_is_to_be_asked(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import argbind\n@argbind.bind(without_prefix=True)\ndef train(batch_size: int = 12): ...\n")
+
+    with pytest.raises(UserInputError) as raised:
+        starter.from_script(path)
+
+    assert raised.value.hint.endswith(f"bexplore init --run-help {path}")
