@@ -417,12 +417,7 @@ def from_script(path: Path) -> Starter:
     program = Program(path)
     start = start_words(program)
     unset = [f"{name} is to be set in the environment, as for a training" for name in unset_variables(program)]
-    call = call_of(program, start)
-    words = take_batch_of_a_step(call.words, program)
-    if words != call.words:
-        call.words, size = words, call.chosen.pop("micro_batch_size")
-        call.chosen = {"global_batch_size": size, **call.chosen}
-    return _of_call(start, call, unset, target=target)
+    return _of_call(start, call_of(program, start), unset, target=target)
 
 
 def _is_of_hydra(path: Path) -> bool:

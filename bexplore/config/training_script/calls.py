@@ -89,7 +89,7 @@ def call_of(program: Program, start: Sequence[str]) -> Call:
         found = [[("", Interface("environment"))]]
     if not found:
         _refuse_without_size(program, start, interfaces)
-    return _only_call(found, start, variables, program.script)
+    return _only_call(found, start, variables, program)
 
 
 def call_by_help(text: str, start: Sequence[str]) -> Call:
@@ -109,6 +109,13 @@ def call_by_help(text: str, start: Sequence[str]) -> Call:
             hint=f"bexplore init -- {shown} OPTION {_PLACEHOLDER}, with the option that is the size",
         )
     return _only_call(found, start, (), None)
+
+
+def _take_batch_of_a_step(call: Call, program: Program) -> None:
+    words = take_batch_of_a_step(call.words, program)
+    if words != call.words:
+        call.words, size = words, call.chosen.pop("micro_batch_size")
+        call.chosen = {"global_batch_size": size, **call.chosen}
 
 
 def take_batch_of_a_step(words: Sequence[str], program: Program) -> list[str]:
@@ -159,10 +166,13 @@ def _chain_typed(interfaces: Sequence[Interface], words: Sequence[str]) -> Chain
 
 
 def _only_call(
-    found: Sequence[Chain], start: Sequence[str], variables: Sequence[Parameter], script: Path | None
+    found: Sequence[Chain], start: Sequence[str], variables: Sequence[Parameter], program: Program | None
 ) -> Call:
-    shown = script or quote_words(start)
+    shown = quote_words(start) if program is None else program.script
     calls = [make_call(chain, variables) for chain in found]
+    if program is not None:
+        for call in calls:
+            _take_batch_of_a_step(call, program)
     lines = list(dict.fromkeys(_line(start, call) for call in calls))
     if len({tuple(word for word, _ in chain) for chain in found}) > 1:
         names = ", ".join(" ".join(word for word, _ in chain if word) for chain in found)
