@@ -6,6 +6,7 @@ import difflib
 import errno
 import itertools
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -240,10 +241,13 @@ def _as_own(error: Exception) -> EngineError:
             hint="free disk space, then run the same command again: finished work is not repeated",
         )
     traceback.print_exception(error)
-    return EngineError(
-        f"bexplore itself failed: {type(error).__name__}: {first_line(error)}",
-        hint="report it with the lines above and what `bexplore doctor` prints",
-    )
+    hint = "report it with the lines above and what `bexplore doctor` prints"
+    if os.environ.get("PYTHONPATH"):
+        hint = (
+            "PYTHONPATH puts other packages before bexplore's own: leave it out, and give it to the training alone by "
+            f"--env PYTHONPATH=...; if that does not help, {hint}"
+        )
+    return EngineError(f"bexplore itself failed: {type(error).__name__}: {first_line(error)}", hint=hint)
 
 
 def hide_arguments(given: Sequence[str]) -> None:

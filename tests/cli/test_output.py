@@ -149,6 +149,16 @@ def test_a_broken_connection_is_neither_success_nor_an_interruption(tmp_path, er
     assert "bexplore itself failed" in done.stderr
 
 
+def test_packages_of_the_training_that_break_bexplore_are_named(tmp_path):
+    (tmp_path / "pydantic.py").write_text("raise SystemError('another pydantic-core')")
+
+    code, _, err = shell(f"PYTHONPATH={tmp_path} {BEXPLORE} schema", folder=tmp_path)
+
+    assert code == 4
+    assert "bexplore itself failed: SystemError: another pydantic-core" in err
+    assert "give it to the training alone by --env PYTHONPATH=..." in err
+
+
 @pytest.mark.promise("a run's files are damaged, then reported with --json", "one message; stdout has the error alone")
 @pytest.mark.parametrize("damage", ['{"job": 5}', "[]", '{"job": {"name": []}, "environment": 3}'])
 def test_a_report_of_damaged_files_is_one_message(tmp_path, damage):
