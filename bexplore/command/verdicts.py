@@ -387,8 +387,10 @@ def describe_arrival(rows: int, size: int) -> str:
 
 
 def _count_fetches_per_pass(rank: Rank) -> float:
-    num_passes = sum(step.num_passes for step in rank.steps)
-    return sum(step.num_fetches for step in rank.steps) / num_passes if num_passes else 0.0
+    # Of the later steps: the first ones have the batches, too, that a program reads ahead to fill its queue.
+    steps = rank.steps[len(rank.steps) // 2 :]
+    num_passes = sum(step.num_passes for step in steps)
+    return sum(step.num_fetches for step in steps) / num_passes if num_passes else 0.0
 
 
 def _count_passes_per_fetch(rank: Rank) -> int:

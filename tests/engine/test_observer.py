@@ -314,10 +314,13 @@ import time
 import torch
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
+def step():
     model(torch.randn(4, 64)).square().mean().backward()
     optimizer.step()
+for _ in range(3):
+    step()
 time.sleep(2.5)  # signs of what a first update loads have been given by then
+step()  # which writes those that were given so soon after a step that they were not written
 with open({before!r}, "w") as file:
     file.write("".join(open(path).read() for path in glob.glob({reports!r} + "/steps-*")))
 ends_s = time.monotonic() + 4.0

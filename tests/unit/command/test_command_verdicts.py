@@ -38,6 +38,13 @@ def dropping(rows: int, fetches_per_pass: int) -> Rank:
     return dataclasses.replace(whole, steps=steps)
 
 
+def filling(rows: int, depth: int) -> Rank:
+    """Return a rank whose program fills a queue of so many batches before its first step."""
+    whole = rank(rows=rows)
+    first = dataclasses.replace(whole.steps[0], num_fetches=1 + depth)
+    return dataclasses.replace(whole, steps=(first, *whole.steps[1:]))
+
+
 def both(one: Rank) -> list[Rank]:
     return [one, dataclasses.replace(one, rank=1)]
 
@@ -113,6 +120,7 @@ def test_a_size_that_did_not_arrive_is_contradicted(check, probes, told):
             [(4, [dropping(4, 1)]), (8, [with_rows(dropping(8, 2), {8: 9, 3: 7})])],
             id="batches of other sizes are not dropped ones",
         ),
+        pytest.param([(4, [rank(rows=4)]), (8, [filling(8, 12)])], id="a queue that fills at the first step"),
     ],
 )
 def test_a_size_that_arrived_in_another_form_is_verified(check, probes):
