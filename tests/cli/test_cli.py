@@ -272,7 +272,7 @@ def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(known_job, tmp_path)
         if events[-1]["event"] == "recommendation":
             break
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=300)
     events += [json.loads(line) for line in rest.splitlines()]
 
     assert process.returncode == 130
@@ -594,7 +594,7 @@ def test_a_reader_that_is_gone_ends_the_run_with_what_is_known(job, tmp_path, op
     os.close(theirs)
     with os.fdopen(ours) as stdout:
         next(line for line in stdout if '"recommendation"' in line or line.startswith("BEXP202"))
-    process.wait(timeout=60)
+    process.wait(timeout=300)
 
     (events,) = tmp_path.rglob("events.jsonl")
     last = json.loads(events.read_text().splitlines()[-1])

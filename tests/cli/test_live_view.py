@@ -32,7 +32,7 @@ def test_on_a_terminal_the_streamed_lines_reach_a_piped_stdout_alone(tmp_path):
     except OSError:
         pass  # the other end is closed: the command has ended
     streamed = process.stdout.read().decode()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     assert "\x1b" not in streamed
     assert [line for line in streamed.splitlines() if line.startswith("BEXP202")] != []
     assert b"BEXP202" not in drawn

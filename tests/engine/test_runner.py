@@ -464,7 +464,7 @@ def test_the_worker_and_its_children_end_with_the_runner(run_on):
 
     runner.close()
 
-    _, alive = psutil.wait_procs(tree, timeout=60)
+    _, alive = psutil.wait_procs(tree, timeout=300)
     assert alive == []
 
 

@@ -230,7 +230,7 @@ def test_of_auto_a_variant_that_cannot_be_built_says_why(tmp_path, refusing):
 
 
 def test_variants_are_traced_at_the_same_time_and_keep_their_order(tmp_path, monkeypatch):
-    both_run = threading.Barrier(2, timeout=10)
+    both_run = threading.Barrier(2, timeout=120)
 
     def traced(job, run_dir, on_progress, **given):
         both_run.wait()
