@@ -115,16 +115,23 @@ def find_lost_rank(log: str, reports: Reports) -> CommandFailure | None:
         return None
     roots = [one for one in read_ends_by_torchrun(log) if one.is_root_cause]
     ends = [*read_ends_by_srun(log), *roots]
+    ranks = {str(one["rank"]) for one in reports.hellos if one["rank"] is not None}
     if ends:
-        failure = _describe_rank_end(ends[0], log)
-        return replace(failure, reason=f"{failure.reason}; {_LOST}")
-    told = {str(error["rank"]) for error in reports.errors}
-    silent = sorted({str(one["rank"]) for one in reports.hellos if one["rank"] is not None} - told)
+        return _describe_lost_rank(_describe_rank_end(ends[0], log), log, reports, is_alone=ranks == {ends[0].shown})
+    silent = sorted(ranks - {str(error["rank"]) for error in reports.errors})
     if not silent:
         return None
     ended_by = _find_signal(log)
     reason = f"rank {', '.join(silent)} {f'was killed by {ended_by}' if ended_by else 'ended'}; {_LOST}"
     return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log, ended_by=ended_by)
+
+
+def find_own_error(log: str) -> str:
+    """Return the line in which a program says why it ended, before its launcher does; empty for none."""
+    starts = (found.start() for found in _TRACEBACK.finditer(log))
+    own = log[: next((start for start in starts if _is_raised_by_launcher(log[start:])), len(log))]
+    has_words = bool("".join(without_logs(own)).strip())
+    return shorten(_read_error(_cut_last_traceback(own), own), _LONGEST_REASON) if has_words else ""
 
 
 def describe_end(
@@ -182,6 +189,15 @@ def _describe_rank_end(end: RankEnd, log: str) -> CommandFailure:
     how = f"was killed by {ended_by}" if ended_by else describe_exit(end.return_code)
     reason = f"rank {end.shown} {how}"
     return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log, ended_by=ended_by)
+
+
+def _describe_lost_rank(failure: CommandFailure, log: str, reports: Reports, *, is_alone: bool) -> CommandFailure:
+    """Add to how a rank ended what it wrote where it left by itself, as for its arguments, or that others lost it."""
+    has_left = not failure.ended_by and failure.outcome is Outcome.CRASHED
+    if has_left and all(error["rank"] is None for error in reports.errors):  # of the launcher alone
+        reason = f"{failure.reason}: {find_own_error(log) or 'it wrote nothing'}"
+        return replace(failure, reason=reason, is_early=not reports.counts and not reports.ranks)
+    return failure if is_alone else replace(failure, reason=f"{failure.reason}; {_LOST}")
 
 
 def _find_signal(log: str) -> str:

@@ -18,6 +18,7 @@ from bexplore.command.failures import (
     describe_end,
     ends_with_error,
     find_lost_rank,
+    find_own_error,
     find_reported_failure,
 )
 from bexplore.command.reports import (
@@ -56,7 +57,7 @@ from bexplore.command.verdicts import (
 from bexplore.command.watch import Ending, OpenStart, Watch
 from bexplore.config.command import Command, count_processes
 from bexplore.config.document import dotted_path
-from bexplore.engine.protocol.failures import describe_exit, find_host_error, last_line
+from bexplore.engine.protocol.failures import describe_exit, find_host_error, last_line, read_ends_by_torchrun
 from bexplore.errors import UserProgramError
 from bexplore.host.clocks import SUSPENDED
 from bexplore.host.process_tree import PROBE_MARK
@@ -294,6 +295,9 @@ class Judge:
         if watched.ending is Ending.OBSERVED and not is_refused_memory:
             return None
         if of_observer is not None:
+            unstarted = self._find_unstarted(watched, log, size)
+            if unstarted is not None:
+                return unstarted
             failure = find_lost_rank(log, reports) or of_observer
             return KILLED_BY_KERNEL if failure.ended_by and watched.killed_by_kernel else failure
         return (
@@ -337,17 +341,27 @@ class Judge:
                 "bexplore attach --install --python PYTHON",
                 traceback_text=log,
             )
-        if ending is Ending.ENDED and not reports.hellos:
-            hint = self.suggest_by_hand(watched.opened.capacity or size)
-            if _NO_TORCH in log:  # bexplore was called by its path, and the shell's own Python is another
-                own = shlex.quote(sys.executable)
-                hint = f"its Python has no torch; bexplore's has: write {own} in its place, or activate its environment"
-            return UserProgramError(
-                f"the command {describe_exit(0 if code is None else code)} before any process imported torch",
-                hint=hint,
-                traceback_text=log,
-            )
-        return None
+        return self._find_unstarted(watched, log, size)
+
+    def _find_unstarted(self, watched: Watched, log: str, size: int) -> UserProgramError | None:
+        """Return why the program cannot have begun: no process imported torch, or the launcher alone did."""
+        hellos, code = watched.watch.reports.hellos, watched.watch.start.return_code
+        ranks_left = any(end.return_code is not None and end.return_code > 0 for end in read_ends_by_torchrun(log))
+        if watched.ending is not Ending.ENDED or any(one["rank"] is not None for one in hellos):
+            return None
+        if hellos and not ranks_left:
+            return None
+        hint = self.suggest_by_hand(watched.opened.capacity or size)
+        if _NO_TORCH in log:  # bexplore was called by its path, and the shell's own Python is another
+            own = shlex.quote(sys.executable)
+            hint = f"its Python has no torch; bexplore's has: write {own} in its place, or activate its environment"
+        who, why = "rank" if hellos else "process", find_own_error(log)
+        error = f"the command {describe_exit(0 if code is None else code)} before any {who} imported torch"
+        return UserProgramError(
+            f"{error}: {why}" if why else error,
+            hint=hint,
+            traceback_text=log,
+        )
 
     def _find_timeout(self, watched: Watched, log: str) -> CommandFailure | None:
         reports = watched.watch.reports

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -39,6 +40,7 @@ from tests.engine.command_starts import (
     probe_of,
     search_probe_of,
     shared_memory,
+    torchrun,
     training,
 )
 
@@ -562,8 +564,16 @@ def test_an_end_before_torch_is_refused_with_its_status_and_words(run_of):
 
     error = refused(run_of(Command(argv=(sys.executable, "-c", script))))
 
-    assert "ended with status 3 before any process imported torch" in error.message
+    assert error.message == "the command ended with status 3 before any process imported torch: no data here"
     assert "no data here" in error.traceback_text
+
+
+@pytest.mark.parametrize("launch", [lambda: (sys.executable,), lambda: torchrun(2)], ids=["python", "torchrun"])
+def test_a_script_that_is_not_there_is_refused_at_the_first_start_with_its_name(run_of, launch):
+    error = refused(run_of(Command(argv=(*launch(), "no_such_train.py", "{micro_batch_size}"))))
+
+    assert "imported torch: " in error.message
+    assert re.search("can't open file '.*/no_such_train.py'", error.message)
 
 
 def test_a_program_that_logs_its_error_before_a_batch_and_ends_well_is_told_by_it(run_of):

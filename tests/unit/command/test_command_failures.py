@@ -176,6 +176,52 @@ def test_a_rank_that_the_launcher_names_is_the_cause(reported):
     assert failure.reason == "rank 1 was killed by SIGKILL; the other ranks lost their connection to it"
 
 
+OF_TORCHRUN = """{words}
+E1201 04:25:00.015000 3600 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {status}) local_rank
+Traceback (most recent call last):
+  File "/venv/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-12-01_04:25:00
+  rank      : 0 (local_rank: 0)
+  exitcode  : {status} (pid: 3604)
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "told"),
+    [
+        (2, "usage: train.py\ntrain.py: error: the following arguments are required: --data", "required: --data"),
+        (1, "loading\nno data in ./data: run prepare.py first", "no data in ./data: run prepare.py first"),
+        (1, "Traceback (most recent call last):\n  File \"a.py\", line 1\nKeyError: 'DATA'", "KeyError: 'DATA'"),
+        (3, "", "it wrote nothing"),
+    ],
+)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_a_rank_wrote_before_it_left_is_told_in_place_of_the_launcher_s_words(status, words, told, num_ranks):
+    hellos = ({"rank": None}, *({"rank": str(rank)} for rank in range(num_ranks)))
+    launcher = error("ChildFailedError", "train.py FAILED", rank=None)
+
+    failure = find_lost_rank(OF_TORCHRUN.format(status=status, words=words), Reports(hellos=hellos, errors=(launcher,)))
+
+    assert failure.reason.startswith(f"rank 0 ended with status {status}: ") and failure.reason.endswith(told)
+    assert failure.is_early
+
+
+def test_a_rank_alone_that_was_killed_has_no_others_that_lost_it():
+    launcher = error("ChildFailedError", "train.py FAILED", rank=None)
+    failure = find_lost_rank(
+        OF_TORCHRUN.format(status=-9, words=""), Reports(hellos=({"rank": "0"},), errors=(launcher,))
+    )
+
+    assert failure.reason == "rank 0 was killed by SIGKILL"
+
+
 def test_a_rank_without_a_report_is_the_cause_where_no_launcher_names_one():
     failure = find_lost_rank("", Reports(hellos=({"rank": "0"}, {"rank": "1"}, {"rank": None}), errors=(LOST,)))
 
