@@ -120,7 +120,7 @@ def find_lost_rank(log: str, reports: Reports) -> CommandFailure | None:
         return _describe_lost_rank(_describe_rank_end(ends[0], log), log, reports, is_alone=ranks == {ends[0].shown})
     silent = sorted(ranks - {str(error["rank"]) for error in reports.errors})
     if not silent:
-        return None
+        return None if ranks else _describe_lone_program(log, reports)
     ended_by = _find_signal(log)
     reason = f"rank {', '.join(silent)} {f'was killed by {ended_by}' if ended_by else 'ended'}; {_LOST}"
     return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log, ended_by=ended_by)
@@ -198,6 +198,21 @@ def _describe_lost_rank(failure: CommandFailure, log: str, reports: Reports, *, 
         reason = f"{failure.reason}: {find_own_error(log) or 'it wrote nothing'}"
         return replace(failure, reason=reason, is_early=not reports.counts and not reports.ranks)
     return failure if is_alone else replace(failure, reason=f"{failure.reason}; {_LOST}")
+
+
+def _describe_lone_program(log: str, reports: Reports) -> CommandFailure | None:
+    """Return the failure of a program whose launcher gives it no rank, as `accelerate launch` does for one process."""
+    ended_by, own = _find_signal(log), find_own_error(log)
+    is_started = any(link["type"] == "CalledProcessError" for error in reports.errors for link in error["chain"])
+    if not is_started or not (own or ended_by):
+        return None
+    return CommandFailure(
+        outcome=Outcome.CRASHED,
+        reason=f"the program that was started {f'was killed by {ended_by}' if ended_by else f'ended: {own}'}",
+        traceback_text=log,
+        ended_by=ended_by,
+        is_early=not ended_by and not reports.counts and not reports.ranks,
+    )
 
 
 def _find_signal(log: str) -> str:
