@@ -576,18 +576,13 @@ def test_a_script_that_is_not_there_is_refused_at_the_first_start_with_its_name(
     assert re.search("can't open file '.*/no_such_train.py'", error.message)
 
 
-def test_arguments_that_a_program_refuses_under_accelerate_launch_are_told(run_of, tmp_path):
+def test_arguments_that_a_program_refuses_under_accelerate_launch_are_told(run_of):
     pytest.importorskip("accelerate")
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import argparse, torch\nparser = argparse.ArgumentParser()\nparser.add_argument('size')\n"
-        "parser.add_argument('--data', required=True)\nparser.parse_args()\n"
-    )
     launch = (sys.executable, "-m", "accelerate.commands.launch", "--cpu")
 
-    observation = run_of(Command(argv=(*launch, str(script), "{micro_batch_size}")))(probe_of(4))
+    observation = run_of(Command(argv=(*launch, str(TRAIN), "--bs", "{micro_batch_size}")))(probe_of(4))
 
-    assert observation.reason.endswith("train.py: error: the following arguments are required: --data")
+    assert observation.reason.endswith("training_command.py: error: unrecognized arguments: --bs 4")
 
 
 def test_a_program_that_logs_its_error_before_a_batch_and_ends_well_is_told_by_it(run_of):
