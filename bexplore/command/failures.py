@@ -38,6 +38,11 @@ _SIGNALLED = re.compile(
     r"(\d+|SIG[A-Z]+)\b",
     re.IGNORECASE,
 )
+# Of a process that another one started: subprocess.CalledProcessError, torch/multiprocessing/spawn.py.
+_STARTED_ENDED = re.compile(
+    r"^(?:CalledProcessError|ProcessExitedException): .*(?:exit (?:status|code) (?P<status>\d+)\b|died with|signal)",
+    re.DOTALL,
+)
 _INTERRUPTED = re.compile(r"^(?:\[?rank\d+\]?:\s*)?KeyboardInterrupt\b", re.MULTILINE)
 # The error of a program that parses its arguments: argparse, jsonargparse, click and fire write it so, some of them
 # with a usage below. A measured error ("error: 0.12") is none, nor is what a launcher says of the program.
@@ -120,7 +125,7 @@ def find_lost_rank(log: str, reports: Reports) -> CommandFailure | None:
         return _describe_lost_rank(_describe_rank_end(ends[0], log), log, reports, is_alone=ranks == {ends[0].shown})
     silent = sorted(ranks - {str(error["rank"]) for error in reports.errors})
     if not silent:
-        return None if ranks else _describe_lone_program(log, reports)
+        return None if ranks else _describe_started_process(log, reports)
     ended_by = _find_signal(log)
     reason = f"rank {', '.join(silent)} {f'was killed by {ended_by}' if ended_by else 'ended'}; {_LOST}"
     return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log, ended_by=ended_by)
@@ -200,15 +205,21 @@ def _describe_lost_rank(failure: CommandFailure, log: str, reports: Reports, *, 
     return failure if is_alone else replace(failure, reason=f"{failure.reason}; {_LOST}")
 
 
-def _describe_lone_program(log: str, reports: Reports) -> CommandFailure | None:
-    """Return the failure of a program whose launcher gives it no rank, as `accelerate launch` does for one process."""
-    ended_by, own = _find_signal(log), find_own_error(log)
-    is_started = any(link["type"] == "CalledProcessError" for error in reports.errors for link in error["chain"])
-    if not is_started or not (own or ended_by):
+def _describe_started_process(log: str, reports: Reports) -> CommandFailure | None:
+    """Return the failure of a process without a rank that ended with a status, which another one raised as an error.
+
+    So do `accelerate launch` for one process, and torch.multiprocessing.spawn.
+    """
+    links = (link for error in reports.errors for link in error["chain"])
+    found = next(filter(None, (_STARTED_ENDED.search(f"{link['type']}: {link['message']}") for link in links)), None)
+    if found is None:
         return None
+    ended_by, own = _find_signal(log), find_own_error(log)
+    how = f"was killed by {ended_by}" if ended_by else describe_exit(int(found["status"] or 1))
+    reason = f"the process that was started {how}{f': {own}' if own and not ended_by else ''}"
     return CommandFailure(
         outcome=Outcome.CRASHED,
-        reason=f"the program that was started {f'was killed by {ended_by}' if ended_by else f'ended: {own}'}",
+        reason=reason,
         traceback_text=log,
         ended_by=ended_by,
         is_early=not ended_by and not reports.counts and not reports.ranks,

@@ -213,30 +213,42 @@ def test_what_a_rank_wrote_before_it_left_is_told_in_place_of_the_launcher_s_wor
     assert failure.is_early
 
 
-def test_what_a_program_without_a_rank_wrote_is_told_in_place_of_the_error_of_what_started_it():
-    message = "Command '['python', 'train.py']' returned non-zero exit status 2."
-    log = (
-        "train.py: error: the following arguments are required: --data\nTraceback (most recent call last):\n"
-        f'  File "/venv/bin/accelerate", line 8, in <module>\nsubprocess.CalledProcessError: {message}\n'
-    )
-    launcher = error("CalledProcessError", message, rank=None, module="subprocess")
+@pytest.mark.parametrize(
+    ("kind", "message", "words", "reason"),
+    [
+        (
+            "subprocess.CalledProcessError",
+            "Command '['python', 'train.py']' returned non-zero exit status 2.",
+            "train.py: error: the following arguments are required: --data",
+            "ended with status 2: train.py: error: the following arguments are required: --data",
+        ),
+        ("subprocess.CalledProcessError", "Command 'x' died with <Signals.SIGKILL: 9>.", "step 1", "killed by SIGKILL"),
+        (
+            "torch.multiprocessing.spawn.ProcessExitedException",
+            "process 0 terminated with exit code 3",
+            "no data in ./data",
+            "ended with status 3: no data in ./data",
+        ),
+        (
+            "torch.multiprocessing.spawn.ProcessExitedException",
+            "process 1 terminated with signal SIGSEGV",
+            "step 1",
+            "killed by SIGSEGV",
+        ),
+    ],
+)
+def test_what_a_process_without_a_rank_wrote_is_told_in_place_of_the_error_of_what_started_it(
+    kind, message, words, reason
+):
+    module, _, name = kind.rpartition(".")
+    log = f'{words}\nTraceback (most recent call last):\n  File "/bin/x", line 8, in <module>\n{kind}: {message}\n'
+    launcher = error(name, message, rank=None, module=module)
 
     failure = find_lost_rank(log, Reports(hellos=({"rank": None},) * 2, errors=(launcher,)))
 
-    assert failure.is_early and failure.reason.endswith("error: the following arguments are required: --data")
-
-
-def test_a_program_without_a_rank_that_was_killed_is_told_with_its_signal():
-    message = "Command '['python', 'train.py']' died with <Signals.SIGKILL: 9>."
-    log = (
-        "step 1\nTraceback (most recent call last):\n"
-        f'  File "/venv/bin/accelerate", line 8, in <module>\nsubprocess.CalledProcessError: {message}\n'
-    )
-    launcher = error("CalledProcessError", message, rank=None, module="subprocess")
-
-    failure = find_lost_rank(log, Reports(hellos=({"rank": None},) * 2, errors=(launcher,)))
-
-    assert (failure.ended_by, failure.reason) == ("SIGKILL", "the program that was started was killed by SIGKILL")
+    assert failure.reason.startswith("the process that was started ") and failure.reason.endswith(reason)
+    assert failure.ended_by == (reason.split()[-1] if "killed" in reason else "")
+    assert failure.is_early is not bool(failure.ended_by)
 
 
 def test_a_rank_alone_that_was_killed_has_no_others_that_lost_it():
